@@ -1,0 +1,96 @@
+""" How fast SpliceMix mixes a batch, against the algorithm of the paper's figure on the same grids and sources
+
+Prints the median time of both, measured alternately in one run, and their ratio. Exits with 1 if a ratio is below
+`--at-least`, which holds for contiguous images at one thread.
+
+    python benchmarks/mixer.py
+    python benchmarks/mixer.py --threads 2 --channels-last --at-least 1
+"""
+import argparse
+import statistics
+import sys
+import time
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+from torchvision.utils import make_grid
+from tqdm import tqdm
+
+import timm_splicemix as tsm
+
+SIZES = ((32, 448), (32, 224), (128, 224))  # batch, pixels
+DTYPES = (torch.float32, torch.uint8)
+NUM_CLASSES = 80
+
+
+def paper_splicemix(
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        record: tsm.SpliceRecord,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The steps of the paper's figure for any grid: gather, interpolate, make_grid, split, stack, cat."""
+    rows, cols = record.grid.rows, record.grid.cols
+    height, width = images.shape[2:]
+    cell = (height // rows, width // cols)
+    order = record.sources.flatten()
+    small = F.interpolate(images[order], size=cell, mode='bilinear', align_corners=True)
+    column = make_grid(small, nrow=cols, padding=0)
+    mixed = torch.stack(column.split(cell[0] * rows, dim=1), dim=0)
+    if mixed.shape[2:] != images.shape[2:]:  # the grid doesn't divide the image
+        mixed = F.interpolate(mixed, size=(height, width), mode='bilinear', align_corners=True)
+    union = targets[order].view(record.num_mixed, rows * cols, -1).sum(1)
+    union[union > 0] = 1
+    return torch.cat((images, mixed)), torch.cat((targets, union))
+
+
+def alternate(first: Callable, second: Callable, seconds: float) -> tuple[float, float]:
+    """Median seconds of two functions called in turn, so that both meet the same load of the machine."""
+    times: tuple[list[float], list[float]] = ([], [])
+    first(), second()
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds or len(times[0]) < 5:
+        for function, taken in zip((first, second), times):
+            before = time.perf_counter()
+            function()
+            taken.append(time.perf_counter() - before)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--threads', type=int, default=1, help='threads of torch (default: 1)')
+    parser.add_argument('--channels-last', action='store_true', help='images in channels_last memory format')
+    parser.add_argument('--seconds', type=float, default=2., help='time spent on each row (default: 2)')
+    parser.add_argument('--at-least', type=float, default=1.5, help='smallest ratio that is good enough (default: 1.5)')
+    parser.add_argument('--grids', default='1x2,2x2,2x3', help='grids to measure (default: 1x2,2x2,2x3)')
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    memory_format = torch.channels_last if args.channels_last else torch.contiguous_format
+    print(f'torch {torch.__version__}, {args.threads} thread(s), {str(memory_format).removeprefix("torch.")}')
+    print('| images | type | grid | paper ms | ours ms | ratio |\n|---|---|---|---|---|---|', flush=True)
+    cases = [(d, b, s, g) for d in DTYPES for b, s in SIZES for g in tsm.parse_grids(args.grids)]
+    too_slow = []
+    for dtype, batch, size, grid in tqdm(cases, disable=not sys.stderr.isatty(), leave=False):
+        generator = torch.Generator().manual_seed(0)
+        images = (torch.rand(batch, 3, size, size, generator=generator) * 255).to(dtype, memory_format=memory_format)
+        targets = (torch.rand(batch, NUM_CLASSES, generator=generator) < 0.05).float()
+        mixer = tsm.SpliceMix([grid])
+        plan = tsm.MixPlan(torch.arange(batch), (tsm.sample_record(batch, grid, batch // 4, generator=generator),))
+        paper, ours = alternate(
+            lambda: paper_splicemix(images, targets, plan.records[0]),  # noqa: B023 - called before the next turn
+            lambda: mixer.apply(images, targets, plan),  # noqa: B023
+            args.seconds,
+        )
+        ratio = paper / ours
+        row = f'{batch} x {size} px | {str(dtype).removeprefix("torch.")} | {grid}'
+        tqdm.write(f'| {row} | {paper * 1e3:.2f} | {ours * 1e3:.2f} | {ratio:.2f} |')
+        if ratio < args.at_least:
+            too_slow.append(f'{row}: {ratio:.2f}')
+    if too_slow:
+        sys.exit(f'Expected ratios of at least {args.at_least}, but got ' + '; '.join(too_slow))
+
+
+if __name__ == '__main__':
+    main()

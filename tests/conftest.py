@@ -1,0 +1,20 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def run():
+    """Run a command as a user would, in another process; returns what it printed and its exit code."""
+    def run_command(*command, cwd=REPOSITORY, timeout=300, **environment):
+        path = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
+        python_path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get('PYTHONPATH'))))
+        environment = {**os.environ, 'PATH': path, 'PYTHONPATH': python_path, 'OMP_NUM_THREADS': '1', **environment}
+        command = [str(part) for part in command]
+        return subprocess.run(command, cwd=cwd, env=environment, timeout=timeout, capture_output=True, text=True)
+    return run_command

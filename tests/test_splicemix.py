@@ -1,0 +1,618 @@
+import math
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import timm_splicemix as tsm
+from tests import reference
+
+
+def make_batch(size=8, channels=3, height=12, width=12, classes=5, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.uint8:
+        images = torch.randint(0, 256, (size, channels, height, width), dtype=dtype, generator=generator)
+    else:
+        images = torch.randn(size, channels, height, width, generator=generator).to(dtype)
+    targets = (torch.rand(size, classes, generator=generator) < 0.4).float()
+    return images, targets
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def in_sight(record):
+    return record.sources[~record.dropped].tolist()
+
+
+# --- grids ---
+
+
+def test_grids_are_read_from_their_grammar():
+    assert tsm.parse_grids('1x2,2x2@0.5,2x3-2') == (tsm.Grid(1, 2), tsm.Grid(2, 2, weight=0.5), tsm.Grid(2, 3, drop=2))
+    assert tsm.parse_grids(' 2x2 , 3x3-0@2 ') == (tsm.Grid(2, 2), tsm.Grid(3, 3, drop=0, weight=2.))
+
+
+@pytest.mark.parametrize('text', ['1x2', '2x2@0.5', '2x3-2', '3x3-0', '2x3-1@0.25', '10x1@1e-05', '2x2@123456'])
+def test_a_grid_as_text_gives_the_grammar_back(text):
+    grid, = tsm.parse_grids(text)
+    assert tsm.parse_grids(str(grid)) == (grid,)
+    assert grid.cells == grid.rows * grid.cols
+
+
+@pytest.mark.parametrize('text', [
+    '2x', '0x2', '2x0', 'axb', '2x2-4', '2x2-5', '', ',', '2x2,', '-1x2', '2x2-', '2x2@', '2x2@0', '2x2@-1', '2x2@inf',
+    '2x2@nan', '2*2', '2x2x2', '2.0x2', '1x1-1'])
+def test_bad_grids_are_refused(text):
+    with pytest.raises(ValueError, match='Expected'):
+        tsm.parse_grids(text)
+
+
+def test_an_empty_list_of_grids_is_refused():
+    with pytest.raises(ValueError, match='Expected at least one grid'):
+        tsm.SpliceMix([])
+
+
+# --- records ---
+
+
+@pytest.mark.parametrize('grid', tsm.parse_grids('1x1,1x2,2x2,2x3,3x3'))
+@pytest.mark.parametrize('batch_size', [9, 10, 16, 17])
+def test_no_image_repeats_inside_a_mixed_image(grid, batch_size):
+    for seed in range(20):
+        record = tsm.sample_record(batch_size, grid, 3 * batch_size, min(1, grid.cells - 1), generator=rng(seed))
+        assert all(len(set(row)) == grid.cells for row in record.sources.tolist())
+
+
+@pytest.mark.parametrize('batch_size', [1, 2, 3, 5, 8, 32])
+@pytest.mark.parametrize('grid', tsm.parse_grids('1x2,2x2,2x3'))
+@pytest.mark.parametrize('num_dropped', [0, 1])
+def test_images_in_sight_are_used_up_before_any_repeats(batch_size, grid, num_dropped):
+    for seed in range(10):
+        for num_mixed in (1, 2, 5, 13):
+            record = tsm.sample_record(batch_size, grid, num_mixed, num_dropped, generator=rng(seed))
+            uses = Counter(in_sight(record))
+            counts = [uses[image] for image in range(batch_size)]
+            assert max(counts) - min(counts) <= 1
+
+
+def test_dropped_cells_have_images_of_their_own_while_there_are_enough():
+    record = tsm.sample_record(16, tsm.Grid(2, 2), 4, num_dropped=2, generator=rng())
+    assert sorted(record.sources.flatten().tolist()) == list(range(16))
+    assert record.dropped.sum(dim=1).tolist() == [2, 2, 2, 2]
+
+
+def test_every_place_is_dropped_equally_often():
+    record = tsm.sample_record(8, tsm.Grid(2, 3), 6000, num_dropped=2, generator=rng())
+    assert (record.dropped.float().mean(dim=0) - 2 / 6).abs().max() < 0.03
+
+
+def test_every_image_is_equally_likely_in_every_cell():
+    record = tsm.sample_record(8, tsm.Grid(2, 2), 8000, generator=rng())
+    for cell in range(4):
+        assert (torch.bincount(record.sources[:, cell], minlength=8) / 8000 - 1 / 8).abs().max() < 0.02
+
+
+@pytest.mark.parametrize('kwargs, message', [
+    ({'batch_size': 0, 'num_mixed': 1}, 'at least one image'),
+    ({'batch_size': 4, 'num_mixed': -1}, 'num_mixed'),
+    ({'batch_size': 4, 'num_mixed': 1, 'num_dropped': 4}, 'num_dropped'),
+    ({'batch_size': 4, 'num_mixed': 1, 'num_dropped': -1}, 'num_dropped'),
+])
+def test_records_that_cannot_be_are_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        tsm.sample_record(grid=tsm.Grid(2, 2), **kwargs)
+
+
+def test_a_record_of_the_wrong_shape_is_refused():
+    with pytest.raises(ValueError, match='shape'):
+        tsm.SpliceRecord(tsm.Grid(2, 2), torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.bool))
+
+
+# --- splice ---
+
+
+@pytest.mark.parametrize('size', [(12, 12), (13, 11), (5, 9), (7, 6)])
+@pytest.mark.parametrize('grid', tsm.parse_grids('1x1,1x2,2x1,2x2,2x3,3x2,3x3,1x4'))
+@pytest.mark.parametrize('channels', [1, 3, 4])
+def test_splice_equals_the_plain_loops(size, grid, channels):
+    images, targets = make_batch(channels=channels, height=size[0], width=size[1])
+    targets[0, :3], targets[1, 2], targets[2, 4] = -1, 0.3, 0.7
+    record = tsm.sample_record(len(images), grid, 3, num_dropped=grid.cells // 2, generator=rng())
+    expected_images, expected_targets = reference.splice(images, targets, record, fill=0.5)
+    mixed_images, mixed_targets = tsm.splice(images, targets, record, fill=0.5)
+    torch.testing.assert_close(mixed_images.double(), expected_images, atol=1e-5, rtol=0)
+    assert torch.equal(mixed_targets, expected_targets)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize('memory_format', [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize('channels', [1, 2, 3, 4, 7])
+def test_cells_are_bit_equal_to_interpolate(dtype, memory_format, channels):
+    for grid in tsm.parse_grids('1x1,1x2,2x1,2x2,2x3,3x2'):
+        for height, width in ((48, 36), (12, 96)):
+            images, targets = make_batch(6, channels, height, width, dtype=dtype)
+            images = images.contiguous(memory_format=memory_format)
+            record = tsm.sample_record(6, grid, 2, generator=rng())
+            mixed, _ = tsm.splice(images, targets, record)
+            h, w = height // grid.rows, width // grid.cols
+            for m in range(2):
+                for cell, source in enumerate(record.sources[m].tolist()):
+                    i, j = divmod(cell, grid.cols)
+                    expected = F.interpolate(
+                        images[source:source + 1], size=(h, w), mode='bilinear', align_corners=True)[0]
+                    assert torch.equal(mixed[m, :, i * h:(i + 1) * h, j * w:(j + 1) * w], expected)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.uint8])
+def test_a_mixed_image_of_one_cell_is_the_image(dtype):
+    images, targets = make_batch(dtype=dtype)
+    record = tsm.sample_record(8, tsm.Grid(1, 1), 8, generator=rng())
+    mixed_images, mixed_targets = tsm.splice(images, targets, record)
+    assert torch.equal(mixed_images, images[record.sources[:, 0]])
+    assert torch.equal(mixed_targets, targets[record.sources[:, 0]])
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.uint8])
+@pytest.mark.parametrize('channels', [1, 3])
+def test_an_image_with_one_pixel_for_each_cell_can_be_mixed(dtype, channels):
+    images, targets = make_batch(4, channels, 2, 2, dtype=dtype)
+    record = tsm.sample_record(4, tsm.Grid(2, 2), 1, generator=rng())
+    mixed, _ = tsm.splice(images, targets, record)
+    assert torch.equal(mixed[0].flatten(1), images[record.sources[0], :, 0, 0].T)
+
+
+def test_constant_images_can_be_read_off_the_mixed_one():
+    images = torch.arange(6.).view(6, 1, 1, 1).expand(6, 3, 7, 10)
+    targets = torch.eye(6)
+    record = tsm.SpliceRecord(
+        tsm.Grid(2, 3), torch.tensor([[4, 2, 0, 5, 1, 3]]), torch.tensor([[False, False, True, False, False, True]]))
+    mixed_images, mixed_targets = tsm.splice(images, targets, record, fill=9.)
+    assert mixed_images[0, 0, 0].tolist() == [4, 4, 4, 2, 2, 2, 9, 9, 9, 9]
+    assert mixed_images[0, 2, -1].tolist() == [5, 5, 5, 1, 1, 1, 9, 9, 9, 9]
+    assert mixed_images[0, 0, :, 0].tolist() == [4, 4, 4, 5, 5, 5, 5]
+    assert mixed_targets.tolist() == [[0, 1, 1, 0, 1, 1]]
+
+
+@pytest.mark.parametrize('cells, expected', [
+    ([0, 0], 0), ([0, 1], 1), ([-1, 0], -1), ([0, -1], -1), ([-1, 1], 1), ([-1, -1], -1), ([0.2, 0.7], 0.7),
+    ([0, 0.4], 0.4), ([1, 0.4], 1)])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
+def test_the_union_of_labels(cells, expected, dtype):
+    images = torch.zeros(2, 3, 4, 4)
+    record = tsm.SpliceRecord(tsm.Grid(1, 2), torch.tensor([[0, 1]]), torch.zeros(1, 2, dtype=torch.bool))
+    targets = torch.tensor(cells, dtype=dtype).view(2, 1)
+    mixed = tsm.splice(images, targets, record)[1]
+    assert mixed.dtype == dtype
+    assert mixed.item() == torch.tensor(expected, dtype=dtype).item()
+
+
+@pytest.mark.parametrize('dtype', [torch.bool, torch.uint8, torch.int64])
+def test_multi_hot_targets_may_be_integers_or_booleans(dtype):
+    images = torch.zeros(2, 3, 4, 4)
+    targets = torch.tensor([[1, 0, 0], [0, 0, 1]], dtype=dtype)
+    record = tsm.SpliceRecord(tsm.Grid(1, 2), torch.tensor([[0, 1]]), torch.zeros(1, 2, dtype=torch.bool))
+    assert tsm.splice(images, targets, record)[1].tolist() == [[1, 0, 1]]
+
+
+def test_a_dropped_cell_gives_no_label_even_if_unknown():
+    images, targets = torch.zeros(2, 3, 4, 4), torch.tensor([[1., 0., 0.], [-1., -1., 1.]])
+    record = tsm.SpliceRecord(tsm.Grid(1, 2), torch.tensor([[0, 1]]), torch.tensor([[False, True]]))
+    assert tsm.splice(images, targets, record)[1].tolist() == [[1, 0, 0]]
+
+
+def test_fill_may_differ_by_channel_and_is_rounded_for_uint8():
+    images, targets = make_batch(4, dtype=torch.uint8)
+    record = tsm.sample_record(4, tsm.Grid(2, 2), 2, num_dropped=3, generator=rng())
+    mixed, _ = tsm.splice(images, targets, record, fill=(123.7, 116.3, 103.5))
+    for m in range(2):
+        for cell in record.dropped[m].nonzero().flatten().tolist():
+            i, j = divmod(cell, 2)
+            area = mixed[m, :, i * 6:(i + 1) * 6, j * 6:(j + 1) * 6].flatten(1)
+            assert area.unique(dim=1).flatten().tolist() == [124, 116, 104]
+
+
+def test_splice_writes_to_a_given_tensor():
+    images, targets = make_batch()
+    record = tsm.sample_record(8, tsm.Grid(2, 2), 2, generator=rng())
+    out = torch.full((2, 3, 12, 12), float('nan'))
+    mixed, _ = tsm.splice(images, targets, record, out=out)
+    assert mixed is out
+    assert torch.equal(out, tsm.splice(images, targets, record)[0])
+
+
+def test_gradients_reach_the_sources():
+    images, targets = make_batch()
+    images.requires_grad_()
+    mixer = tsm.SpliceMix('2x2-1')
+    plan = mixer.plan(8)
+    mixer.apply(images, targets, plan)[0][8:].sum().backward()
+    seen = images.grad.flatten(1).abs().sum(dim=1) > 0
+    assert set(seen.nonzero().flatten().tolist()) == set(in_sight(plan.records[0]))
+
+
+def test_neither_images_nor_targets_are_changed():
+    images, targets = make_batch()
+    before = images.clone(), targets.clone()
+    mixed_images, mixed_targets = tsm.SpliceMix('2x2-1')(images, targets)
+    mixed_images.zero_(), mixed_targets.zero_()
+    assert torch.equal(images, before[0]) and torch.equal(targets, before[1])
+
+
+# --- split_cells ---
+
+
+def test_split_cells_undoes_the_grid_in_the_order_of_the_sources():
+    images = torch.arange(8.).view(8, 1, 1, 1).expand(8, 2, 12, 12)
+    for grid in tsm.parse_grids('1x2,2x2,2x3,3x1'):
+        record = tsm.sample_record(8, grid, 3, generator=rng())
+        mixed, _ = tsm.splice(images, torch.zeros(8, 1), record)
+        cells = tsm.split_cells(mixed, grid)
+        assert cells.shape == (3 * grid.cells, 2, 12 // grid.rows, 12 // grid.cols)
+        expected = record.sources.flatten().float().view(-1, 1, 1, 1)
+        torch.testing.assert_close(cells, expected.expand_as(cells))
+
+
+@pytest.mark.parametrize('size, grid, resized', [
+    ((7, 7), '2x2', (6, 6)), ((7, 7), '2x3', (6, 6)), ((14, 14), '2x3', (14, 12)), ((1, 2), '2x3', (2, 3)),
+    ((4, 4), '3x3', (3, 3)), ((2, 2), '3x2', (3, 2))])
+def test_maps_that_do_not_divide_are_resized_first(size, grid, resized):
+    grid, = tsm.parse_grids(grid)
+    maps = torch.randn(2, 5, *size, generator=rng())
+    expected = F.interpolate(maps, size=resized, mode='bilinear', align_corners=True)
+    h, w = resized[0] // grid.rows, resized[1] // grid.cols
+    cells = tsm.split_cells(maps, grid)
+    assert cells.shape == (2 * grid.cells, 5, h, w)
+    for m in range(2):
+        for cell in range(grid.cells):
+            i, j = divmod(cell, grid.cols)
+            assert torch.equal(
+                cells[m * grid.cells + cell], expected[m, :, i * h:(i + 1) * h, j * w:(j + 1) * w])
+
+
+def test_split_cells_of_channels_last_maps_are_the_same():
+    maps = torch.randn(2, 8, 6, 6, generator=rng())
+    last = maps.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(tsm.split_cells(maps, tsm.Grid(2, 3)), tsm.split_cells(last, tsm.Grid(2, 3)))
+
+
+def test_split_cells_refuses_what_is_no_map():
+    with pytest.raises(ValueError, match='Expected maps'):
+        tsm.split_cells(torch.zeros(2, 49, 8), tsm.Grid(2, 2))
+
+
+# --- SpliceMix ---
+
+
+def test_regular_images_come_first_then_mixed_ones():
+    images, targets = make_batch(8)
+    mixer = tsm.SpliceMix('2x2', drop_prob=0)
+    plan = mixer.plan(8)
+    mixed_images, mixed_targets = mixer.apply(images, targets, plan)
+    assert mixed_images.shape == (10, 3, 12, 12) and mixed_targets.shape == (10, 5)
+    assert torch.equal(mixed_images[:8], images) and torch.equal(mixed_targets[:8], targets)
+    record, = plan.records
+    expected = tsm.splice(images, targets, record)
+    assert torch.equal(mixed_images[8:], expected[0]) and torch.equal(mixed_targets[8:], expected[1])
+
+
+def test_calling_the_mixer_is_planning_and_applying():
+    images, targets = make_batch(16)
+    for mode in tsm.SpliceMix.MODES:
+        for batch in tsm.SpliceMix.BATCHES:
+            called = tsm.SpliceMix(mode=mode, batch=batch, seed=3)
+            planned = tsm.SpliceMix(mode=mode, batch=batch, seed=3)
+            for _ in range(5):
+                expected = planned.apply(images, targets, planned.plan(16))
+                for left, right in zip(called(images, targets), expected):
+                    assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize('memory_format', [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize('mode', tsm.SpliceMix.MODES)
+def test_type_and_memory_format_of_the_images_stay(memory_format, dtype, mode):
+    images, targets = make_batch(16, height=14, width=10, dtype=dtype)
+    images = images.contiguous(memory_format=memory_format)
+    mixer = tsm.SpliceMix(mode=mode, ratio=0.5)
+    for _ in range(6):
+        plan = mixer.plan(16)
+        mixed, _ = mixer.apply(images, targets, plan)
+        assert mixed.dtype == dtype and mixed.is_contiguous(memory_format=memory_format)
+        assert torch.equal(mixed[:16], images)
+        start = 16
+        for record in plan.records:
+            expected, _ = tsm.splice(images, targets, record)
+            assert torch.equal(mixed[start:start + record.num_mixed], expected)
+            start += record.num_mixed
+        assert start == len(mixed)
+
+
+def test_images_that_are_a_view_of_others_are_mixed_alike():
+    images, targets = make_batch(8, height=20, width=20)
+    view = images[:, :, 2:14, 4:16]
+    mixer = tsm.SpliceMix('2x2')
+    plan = mixer.plan(8)
+    assert torch.equal(mixer.apply(view, targets, plan)[0], mixer.apply(view.contiguous(), targets, plan)[0])
+
+
+def test_the_defaults_are_those_of_the_paper():
+    mixer = tsm.SpliceMix()
+    assert mixer.grids == (tsm.Grid(1, 2), tsm.Grid(2, 2), tsm.Grid(2, 3))
+    shapes, drops = Counter(), Counter()
+    steps = 6000
+    for _ in range(steps):
+        record, = mixer.plan(16).records
+        assert record.num_mixed == 4
+        shapes[record.grid.rows, record.grid.cols] += 1
+        counts = set(record.dropped.sum(dim=1).tolist())
+        assert len(counts) == 1  # one number of dropped cells for the batch
+        drops[record.grid.cells, counts.pop()] += 1
+    for shape, part in {(1, 2): 1 / 6, (2, 1): 1 / 6, (2, 2): 1 / 3, (2, 3): 1 / 6, (3, 2): 1 / 6}.items():
+        assert abs(shapes[shape] / steps - part) < 0.025
+    assert sum(shapes.values()) == steps and len(shapes) == 5
+    for cells in (2, 4, 6):
+        of_grid = sum(count for (c, _), count in drops.items() if c == cells)
+        assert abs(drops[cells, 0] / of_grid - 0.7) < 0.04
+        for dropped in range(1, cells):
+            assert abs(drops[cells, dropped] / of_grid - 0.3 / (cells - 1)) < 0.04
+
+
+def test_grids_are_drawn_by_their_weights_for_each_mixed_image():
+    mixer = tsm.SpliceMix('2x2@3,3x3', mode='elem', ratio=1., drop_prob=0)
+    counts, per_batch = Counter(), Counter()
+    for _ in range(60):
+        records = mixer.plan(32).records
+        per_batch[len(records)] += 1
+        for record in records:
+            counts[record.grid.rows] += record.num_mixed
+    assert abs(counts[2] / sum(counts.values()) - 0.75) < 0.04
+    assert per_batch[2] == 60  # both grids in every batch
+
+
+def test_elem_mode_draws_flips_and_drops_for_each_mixed_image():
+    mixer = tsm.SpliceMix('2x3', mode='elem', ratio=1., drop_prob=0.5)
+    records = mixer.plan(64).records
+    assert {(record.grid.rows, record.grid.cols) for record in records} == {(2, 3), (3, 2)}
+    assert sum(record.num_mixed for record in records) == 64
+    assert len({count for record in records for count in record.dropped.sum(dim=1).tolist()}) > 2
+    uses = Counter(source for record in records for source in in_sight(record))
+    assert max(uses.values()) - min(uses[image] for image in range(64)) <= 1  # across all records
+
+
+def test_a_fixed_number_of_dropped_cells_is_kept():
+    for mode in tsm.SpliceMix.MODES:
+        mixer = tsm.SpliceMix('2x3-2,2x2-0', mode=mode, drop_prob=1., ratio=0.5)
+        for _ in range(20):
+            for record in mixer.plan(16).records:
+                expected = {6: 2, 4: 0}[record.grid.cells]
+                assert record.dropped.sum(dim=1).unique().tolist() == [expected]
+
+
+@pytest.mark.parametrize('grid, batch_size, expected', [
+    ('2x2', 16, 4), ('2x2-1', 16, 5), ('2x2-3', 16, 16), ('1x2', 16, 8), ('2x3', 16, 2), ('3x3', 16, 1), ('3x3', 8, 0),
+    ('2x3-2', 32, 8), ('2x2', 1, 0), ('1x2-1', 1, 1)])
+def test_the_reference_number_of_mixed_images(grid, batch_size, expected):
+    for mode in tsm.SpliceMix.MODES:
+        plan = tsm.SpliceMix(grid, ratio='ref', mode=mode, drop_prob=0).plan(batch_size)
+        assert plan.num_mixed == expected
+        sources = [source for record in plan.records for source in in_sight(record)]
+        assert len(set(sources)) == len(sources)
+
+
+@pytest.mark.parametrize('ratio, batch_size, expected', [
+    (0.25, 16, 4), (0.25, 15, 3), (0.25, 3, 0), (0.29, 100, 29), (1., 7, 7), (1.5, 4, 6), (0, 16, 0), (0.1, 30, 3)])
+def test_the_number_of_mixed_images_is_the_floor(ratio, batch_size, expected):
+    for mode in tsm.SpliceMix.MODES:
+        assert tsm.SpliceMix('2x2', ratio=ratio, mode=mode).plan(batch_size).num_mixed == expected
+
+
+@pytest.mark.parametrize('mode', tsm.SpliceMix.MODES)
+def test_fixed_keeps_the_size_of_the_batch(mode):
+    images, targets = make_batch(16)
+    mixer = tsm.SpliceMix(batch='fixed', mode=mode, drop_prob=0, ratio=0.5)
+    seen = set()
+    for _ in range(10):
+        plan = mixer.plan(16)
+        mixed_images, mixed_targets = mixer.apply(images, targets, plan)
+        assert len(mixed_images) == len(mixed_targets) == 16
+        assert plan.kept.tolist() == list(range(8, 16))
+        assert torch.equal(mixed_images[:8], images[8:]) and torch.equal(mixed_targets[:8], targets[8:])
+        seen |= {source for record in plan.records for source in in_sight(record)}
+    assert seen == set(range(16))  # also of the images that left
+    assert len(tsm.SpliceMix(batch='fixed', ratio=3.).plan(4).kept) == 0
+    assert tsm.SpliceMix(batch='fixed', ratio=3.).plan(4).num_mixed == 4
+
+
+@pytest.mark.parametrize('mode', tsm.SpliceMix.MODES)
+def test_exclusive_shows_no_image_twice(mode):
+    images, targets = make_batch(24)
+    mixer = tsm.SpliceMix(batch='exclusive', mode=mode, ratio=0.25, drop_prob=0.3)
+    for _ in range(20):
+        plan = mixer.plan(24)
+        sources = [source for record in plan.records for source in in_sight(record)]
+        assert sorted(sources + plan.kept.tolist()) == list(range(24))
+        assert len(mixer.apply(images, targets, plan)[0]) == len(plan.kept) + plan.num_mixed
+        assert plan.num_mixed <= 6
+
+
+def test_only_gives_mixed_images_alone():
+    images, targets = make_batch(16)
+    mixer = tsm.SpliceMix('2x2', batch='only', ratio=1.5)
+    plan = mixer.plan(16)
+    mixed, _ = mixer.apply(images, targets, plan)
+    assert len(mixed) == 24 and len(plan.kept) == 0
+
+
+@pytest.mark.parametrize('batch, loaded, ratio, regular, mixed', [
+    ('append', 32, 0.25, 32, 8),
+    ('exclusive', 64, 0.125, 32, 8),
+    ('exclusive', 100, 0.2, 20, 20),
+    ('exclusive', 160, 0.25, 0, 40),
+    ('only', 160, 0.25, 0, 40),
+])
+def test_the_counts_of_the_papers_ways_of_batch_splice(batch, loaded, ratio, regular, mixed):
+    plan = tsm.SpliceMix('2x2', ratio=ratio, drop_prob=0, batch=batch).plan(loaded)
+    assert (len(plan.kept), plan.num_mixed) == (regular, mixed)
+
+
+@pytest.mark.parametrize('batch', tsm.SpliceMix.BATCHES)
+@pytest.mark.parametrize('mode', tsm.SpliceMix.MODES)
+@pytest.mark.parametrize('ratio', [0.25, 1., 'ref'])
+def test_any_batch_size_works(batch, mode, ratio):
+    for size in (1, 2, 3, 5, 7):
+        images, targets = make_batch(size)
+        mixer = tsm.SpliceMix(batch=batch, mode=mode, ratio=ratio)
+        for _ in range(8):
+            plan = mixer.plan(size)
+            mixed_images, mixed_targets = mixer.apply(images, targets, plan)
+            assert len(mixed_images) == len(mixed_targets) == len(plan.kept) + plan.num_mixed > 0
+            assert mixed_images.isfinite().all()
+
+
+def test_what_is_not_mixed_passes_through():
+    images, targets = make_batch(8)
+    off = tsm.SpliceMix('2x2')
+    off.mixup_enabled = False
+    never, none, too_few = tsm.SpliceMix(prob=0.), tsm.SpliceMix(ratio=0.), tsm.SpliceMix('3x3', ratio='ref', drop_prob=0)
+    for mixer in (off, never, none, too_few):
+        plan = mixer.plan(8)
+        assert plan.records == () and plan.kept.tolist() == list(range(8))
+        mixed_images, mixed_targets = mixer.apply(images, targets, plan)
+        assert torch.equal(mixed_images, images) and torch.equal(mixed_targets, targets)
+
+
+def test_batches_are_mixed_with_the_given_probability():
+    mixer = tsm.SpliceMix('2x2', prob=0.3)
+    mixed = sum(bool(mixer.plan(8).records) for _ in range(2000))
+    assert abs(mixed / 2000 - 0.3) < 0.04
+
+
+def plan_values(plan):
+    return plan.kept.tolist(), [(str(r.grid), r.sources.tolist(), r.dropped.tolist()) for r in plan.records]
+
+
+def test_what_is_drawn_depends_on_seed_rank_epoch_and_step_alone():
+    first, second = tsm.SpliceMix(seed=1, rank=0), tsm.SpliceMix(seed=1, rank=0)
+    second.plan(5)
+    torch.manual_seed(99)
+    first.set_step(3, 7), second.set_step(3, 7)
+    assert plan_values(first.plan(32)) == plan_values(second.plan(32))
+    assert first.state_dict() == {'epoch': 3, 'step': 8}
+    base = plan_values(first.plan(32))  # epoch 3, step 8
+    for kwargs, step in (({'seed': 2}, (3, 8)), ({'rank': 1}, (3, 8)), ({}, (4, 8)), ({}, (3, 9))):
+        other = tsm.SpliceMix(**{'seed': 1, 'rank': 0, **kwargs})
+        other.set_step(*step)
+        assert plan_values(other.plan(32)) != base
+    resumed = tsm.SpliceMix(seed=1, rank=0)
+    resumed.load_state_dict({'epoch': 3, 'step': 8})
+    assert plan_values(resumed.plan(32)) == base
+
+
+def test_drawing_leaves_the_global_generator_alone():
+    state = torch.get_rng_state()
+    tsm.SpliceMix().plan(32)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_integer_classes_become_one_hot_mixed_or_not():
+    images, _ = make_batch(8)
+    classes = torch.tensor([0, 1, 2, 3, 4, 5, 6, 6])
+    for prob in (0., 1.):
+        mixer = tsm.SpliceMix('2x2', prob=prob, num_classes=7, drop_prob=0)
+        plan = mixer.plan(8)
+        _, targets = mixer.apply(images, classes, plan)
+        assert targets.dtype == torch.float32
+        assert torch.equal(targets[:8], F.one_hot(classes, 7).float())
+        for row, record_row in zip(targets[8:], (row for r in plan.records for row in r.sources)):
+            assert set(row.nonzero().flatten().tolist()) == set(classes[record_row].tolist())
+
+
+def test_repr_says_how_it_mixes():
+    assert repr(tsm.SpliceMix('2x3-2', ratio='ref')) == (
+        "SpliceMix('2x3-2', ratio='ref', drop_prob=0.3, prob=1.0, mode='batch', batch='append', num_classes=None, "
+        'fill=0.0, seed=0, rank=None)')
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize('kwargs, message', [
+    ({'grids': '2x'}, 'Expected grids'),
+    ({'ratio': -0.1}, 'Expected ratio'),
+    ({'ratio': math.nan}, 'Expected ratio'),
+    ({'ratio': math.inf}, 'Expected ratio'),
+    ({'ratio': '0.5'}, 'Expected ratio'),
+    ({'prob': 1.1}, 'Expected prob '),
+    ({'prob': -0.1}, 'Expected prob '),
+    ({'prob': math.nan}, 'Expected prob '),
+    ({'drop_prob': 1.1}, 'Expected drop_prob'),
+    ({'drop_prob': -0.1}, 'Expected drop_prob'),
+    ({'mode': 'pair'}, 'Expected mode'),
+    ({'batch': 'replace'}, 'Expected batch'),
+])
+def test_bad_settings_are_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        tsm.SpliceMix(**kwargs)
+
+
+IMAGES, TARGETS = make_batch(4)
+
+
+@pytest.mark.parametrize('images, targets, message', [
+    (IMAGES[0], TARGETS, r'Expected images of shape \(B, C, H, W\)'),
+    (IMAGES[None], TARGETS[:1], r'Expected images of shape \(B, C, H, W\)'),
+    (IMAGES.int(), TARGETS, 'floating point type or uint8'),
+    (IMAGES, TARGETS[:3], '3 targets for 4 images'),
+    (IMAGES, torch.tensor([0, 1, 2, 0]), 'num_classes'),
+    (IMAGES, torch.tensor([0., 1., 0., 1.]), r'Expected targets of shape \(B, classes\)'),
+    (IMAGES, TARGETS * 2 + 1, r'Expected targets in \[0, 1\]'),
+    (IMAGES, TARGETS - 0.5, 'but got -0.5'),
+    (IMAGES, TARGETS / 0, 'but got (nan|inf)'),
+    (IMAGES[:, :, :1], TARGETS, 'a pixel for each cell'),
+])
+@pytest.mark.parametrize('entry', ['mixer', 'splice'])
+def test_bad_batches_are_refused(images, targets, message, entry):
+    if entry == 'splice' and message == 'num_classes':
+        message = r'\(B, classes\)'  # only the mixer takes integer classes
+    record = tsm.sample_record(4, tsm.Grid(2, 2), 1, generator=rng())
+    with pytest.raises(ValueError, match=message):
+        if entry == 'mixer':
+            tsm.SpliceMix('2x2').apply(images, targets, tsm.MixPlan(torch.arange(4), (record,)))
+        else:
+            tsm.splice(images, targets, record)
+
+
+def test_classes_out_of_range_are_refused():
+    for classes in ([0, 1, 2, 5], [0, -1, 2, 3]):
+        with pytest.raises(ValueError, match='Expected integer targets from 0 to 4'):
+            tsm.SpliceMix('2x2', num_classes=5)(IMAGES, torch.tensor(classes))
+
+
+def test_a_plan_for_another_batch_is_refused():
+    plan = tsm.SpliceMix('2x2', drop_prob=0, ratio=1.).plan(8)
+    with pytest.raises(ValueError, match='Expected a plan for 4 images'):
+        tsm.SpliceMix('2x2').apply(IMAGES, TARGETS, plan)
+    with pytest.raises(ValueError, match='Expected sources among the 4 images'):
+        tsm.splice(IMAGES, TARGETS, plan.records[0])
+
+
+@pytest.mark.parametrize('out', [torch.empty(2, 3, 12, 12), torch.empty(1, 3, 12, 12, dtype=torch.float64)])
+def test_an_output_that_does_not_fit_is_refused(out):
+    record = tsm.sample_record(4, tsm.Grid(2, 2), 1)
+    with pytest.raises(ValueError, match='Expected out of shape'):
+        tsm.splice(IMAGES, TARGETS, record, out=out)
+
+
+@pytest.mark.parametrize('fill, dtype', [((1., 2.), torch.float32), (256, torch.uint8), ((0, 0, -1), torch.uint8)])
+def test_a_fill_that_does_not_fit_is_refused(fill, dtype):
+    images, targets = make_batch(4, dtype=dtype)
+    with pytest.raises(ValueError, match='Expected fill'):
+        tsm.SpliceMix('2x2-1', fill=fill, ratio=1.)(images, targets)
+
+
+def test_a_batch_without_images_is_refused():
+    with pytest.raises(ValueError, match='at least one image'):
+        tsm.SpliceMix().plan(0)

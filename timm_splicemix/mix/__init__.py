@@ -1,0 +1,5 @@
+""" What happens to a batch """
+from .grid import Grid, parse_grids
+from .splicemix import MixPlan, SpliceMix, SpliceRecord, sample_record, splice, split_cells
+
+__all__ = ['Grid', 'MixPlan', 'SpliceMix', 'SpliceRecord', 'parse_grids', 'sample_record', 'splice', 'split_cells']

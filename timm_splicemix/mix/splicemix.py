@@ -1,0 +1,571 @@
+""" SpliceMix: grids of downsampled images of the batch, spliced to the batch
+
+A mixed image is an r x c grid of downsampled images of the batch, its label is the union of theirs. Everything random
+is drawn first, into a `MixPlan` of `SpliceRecord`s that can be printed, stored and replayed; applying a plan is a pure
+function.
+
+Records and plans live on the CPU, so nothing here ever waits for a GPU.
+"""
+import hashlib
+import math
+from collections import deque
+from dataclasses import dataclass
+from numbers import Real
+from typing import Iterator, Optional, Sequence, Union
+
+import torch
+import torch.nn.functional as F
+
+from .grid import Grid, parse_grids
+
+
+@dataclass(frozen=True, eq=False)
+class SpliceRecord:
+    """ How M mixed images of one grid are made.
+
+    Args:
+        grid: The grid as it is laid out, after a possible flip.
+        sources: (M, cells) int64, row-major: which image of the batch fills which cell.
+        dropped: (M, cells) bool: the cells that are left empty.
+    """
+    grid: Grid
+    sources: torch.Tensor
+    dropped: torch.Tensor
+
+    def __post_init__(self):
+        shape = (len(self.sources), self.grid.cells)
+        if self.sources.shape != shape or self.dropped.shape != shape:
+            raise ValueError(
+                f'Expected sources and dropped of shape (M, {self.grid.cells}) for a {self.grid} grid, '
+                f'but got {tuple(self.sources.shape)} and {tuple(self.dropped.shape)}.')
+
+    @property
+    def num_mixed(self) -> int:
+        return len(self.sources)
+
+
+@dataclass(frozen=True, eq=False)
+class MixPlan:
+    """ Everything that is random about one mixed batch.
+
+    Args:
+        kept: (K,) int64, the regular images that stay in the batch, in their order.
+        records: The mixed images that follow them; () when the batch is not mixed.
+    """
+    kept: torch.Tensor
+    records: tuple[SpliceRecord, ...] = ()
+
+    @property
+    def num_mixed(self) -> int:
+        return sum(record.num_mixed for record in self.records)
+
+
+def _draw_dropped(num_dropped: Sequence[int], cells: int, generator: Optional[torch.Generator]) -> torch.Tensor:
+    """Choose which cells of each mixed image are dropped: (M, cells) bool with num_dropped[m] true values in row m."""
+    ranks = torch.rand(len(num_dropped), cells, generator=generator).argsort(dim=1).argsort(dim=1)  # (M, cells)
+    return ranks < torch.tensor(num_dropped, dtype=torch.int64).view(-1, 1)
+
+
+def _endless_permutations(batch_size: int, generator: Optional[torch.Generator]) -> Iterator[int]:
+    while True:
+        yield from torch.randperm(batch_size, generator=generator).tolist()
+
+
+def _deal_sources(
+        batch_size: int,
+        dropped: Sequence[torch.Tensor],
+        generator: Optional[torch.Generator],
+) -> list[torch.Tensor]:
+    """ Deal the images of the batch to the cells of all records.
+
+    Every image is dealt once before any is dealt twice, and no mixed image gets the same one twice unless it has more
+    cells than the batch has images. The cells that are seen are served first, so that what is used up are images in
+    sight; a dropped cell gets an image only to have one.
+    """
+    stream = _endless_permutations(batch_size, generator)
+    passed_over: deque[int] = deque()  # dealt from the stream but not fitting yet, to be used before anything new
+
+    def deal(in_use: set[int]) -> int:
+        if len(in_use) == batch_size:
+            in_use.clear()
+        for position, image in enumerate(passed_over):
+            if image not in in_use:
+                del passed_over[position]
+                break
+        else:
+            image = next(stream)
+            while image in in_use:
+                passed_over.append(image)
+                image = next(stream)
+        in_use.add(image)
+        return image
+
+    sources = [[[-1] * mask.shape[1] for _ in range(len(mask))] for mask in dropped]
+    in_use = [[set() for _ in range(len(mask))] for mask in dropped]
+    for hidden in (False, True):
+        for record, mask in enumerate(dropped):
+            for row, col in (mask == hidden).nonzero().tolist():
+                sources[record][row][col] = deal(in_use[record][row])
+    return [torch.tensor(s, dtype=torch.int64).view(mask.shape) for s, mask in zip(sources, dropped)]
+
+
+def sample_record(
+        batch_size: int,
+        grid: Grid,
+        num_mixed: int,
+        num_dropped: int = 0,
+        *,
+        generator: Optional[torch.Generator] = None,
+) -> SpliceRecord:
+    """ Draw which images of a batch fill which cells of `num_mixed` mixed images.
+
+    Args:
+        batch_size: Number of images to draw from.
+        grid: Layout of every mixed image.
+        num_mixed: Number of mixed images.
+        num_dropped: Number of cells dropped from each of them, at places drawn for each.
+        generator: Source of randomness, torch's default one if None.
+
+    Returns:
+        The record to be given to `splice`.
+    """
+    if batch_size < 1:
+        raise ValueError(f'Expected a batch of at least one image, but got batch_size={batch_size}.')
+    if num_mixed < 0:
+        raise ValueError(f'Expected num_mixed to be at least 0, but got {num_mixed}.')
+    if not 0 <= num_dropped < grid.cells:
+        raise ValueError(f'Expected num_dropped from 0 to {grid.cells - 1} for a {grid} grid, but got {num_dropped}.')
+    dropped = _draw_dropped([num_dropped] * num_mixed, grid.cells, generator)
+    sources, = _deal_sources(batch_size, [dropped], generator)
+    return SpliceRecord(grid, sources, dropped)
+
+
+def _check_batch(images: torch.Tensor, targets: torch.Tensor) -> None:
+    if images.ndim != 4:
+        raise ValueError(f'Expected images of shape (B, C, H, W), but got {tuple(images.shape)}.')
+    if not images.is_floating_point() and images.dtype != torch.uint8:
+        raise ValueError(f'Expected images of a floating point type or uint8, but got {images.dtype}.')
+    if targets.ndim != 2:
+        raise ValueError(f'Expected targets of shape (B, classes), but got {tuple(targets.shape)}.')
+    if len(targets) != len(images):
+        raise ValueError(
+            f'Expected as many targets as images, but got {len(targets)} targets for {len(images)} images.')
+    if targets.device != images.device:
+        raise ValueError(
+            f'Expected images and targets on one device, but got {images.device} and {targets.device}.')
+    if targets.device.type == 'cpu' and targets.dtype != torch.bool:  # looking at a GPU's values would wait for it
+        valid = (targets.clamp(0, 1) == targets) | (targets == -1)
+        if not valid.all():
+            raise ValueError(
+                'Expected targets in [0, 1], or -1 for unknown, '
+                f'but got {targets[~valid][0].item()}: are these logits, counts or class indices?')
+
+
+def _check_record(record: SpliceRecord, images: torch.Tensor) -> None:
+    num_images, _, height, width = images.shape
+    if height < record.grid.rows or width < record.grid.cols:
+        raise ValueError(
+            f'Expected images with a pixel for each cell of a {record.grid} grid, but got {height} x {width} pixels.')
+    if record.num_mixed and not 0 <= int(record.sources.min()) <= int(record.sources.max()) < num_images:
+        raise ValueError(
+            f'Expected sources among the {num_images} images of the batch, '
+            f'but got {int(record.sources.min())} to {int(record.sources.max())}.')
+
+
+def _fill_value(fill: Union[float, Sequence[float]], images: torch.Tensor) -> torch.Tensor:
+    """The value of a dropped cell as a tensor that broadcasts over (M, C, h, w)."""
+    values = [fill] if isinstance(fill, Real) else list(fill)
+    if len(values) not in (1, images.shape[1]):
+        raise ValueError(
+            f'Expected fill to be one number or {images.shape[1]}, one for each channel, but got {len(values)}.')
+    if images.dtype == torch.uint8:
+        if not all(0 <= value <= 255 for value in values):
+            raise ValueError(f'Expected fill from 0 to 255 for uint8 images, but got {fill}.')
+        values = [round(value) for value in values]
+    return torch.tensor(values, dtype=images.dtype).view(1, -1, 1, 1).to(images.device, non_blocking=True)
+
+
+def _edges(length: int, parts: int) -> list[int]:
+    """Where `parts` cells that tile `length` pixels begin and end; their sizes differ by at most one pixel."""
+    return [i * length // parts for i in range(parts + 1)]
+
+
+def _is_channels_last(images: torch.Tensor) -> bool:
+    return not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)
+
+
+def _resize(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    return F.interpolate(images, size=(height, width), mode='bilinear', align_corners=True)
+
+
+def _flat(images: torch.Tensor) -> torch.Tensor:
+    """The memory of dense images as one row, without a copy."""
+    return (images.permute(0, 2, 3, 1) if _is_channels_last(images) else images).view(-1)
+
+
+def _gather(
+        images: torch.Tensor,
+        index: torch.Tensor,
+        channels_last: bool,
+        scratch: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """images[index] in the given memory format, held by `scratch` if there is one."""
+    view = images.permute(0, 2, 3, 1) if channels_last else images
+    out = None if scratch is None else scratch.view(len(index), *view.shape[1:])
+    picked = torch.index_select(view, 0, index, out=out)
+    return picked.permute(0, 3, 1, 2) if channels_last else picked
+
+
+def _gather_small(
+        images: torch.Tensor,
+        index: torch.Tensor,
+        height: int,
+        width: int,
+        scratch: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """ images[index], resized bilinearly with aligned corners.
+
+    The ways on the CPU differ in speed alone, by up to four times. torch resizes floating point images of up to three
+    channels, and all uint8 images, with the same arithmetic in both memory formats, but faster in channels_last (and
+    fails on contiguous uint8 images that shrink to one pixel); where rows keep their places, resizing along them is all
+    there is to do.
+    """
+    on_cpu = images.device.type == 'cpu'
+    if not on_cpu or _is_channels_last(images) or images.shape[1] > 3:
+        picked = _gather(images, index, _is_channels_last(images), scratch)
+    elif images.dtype == torch.float32 and height == images.shape[2]:
+        rows = _gather(images, index, False, scratch).flatten(0, 1)  # (M * C, H, W)
+        return F.interpolate(rows, size=width, mode='linear', align_corners=True).unflatten(0, (len(index), -1))
+    elif images.dtype == torch.uint8:
+        planes = _gather(images, index, False, scratch).unbind(1)  # interleaving them is faster than gathering so
+        picked = torch.stack(planes, dim=-1).permute(0, 3, 1, 2)
+    else:
+        picked = _gather(images, index, True, scratch)
+    if picked.dtype == torch.uint8 and not on_cpu:  # only the CPU interpolates integers
+        return _resize(picked.float(), height, width).round_().to(torch.uint8)
+    return _resize(picked, height, width)
+
+
+def _union(targets: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
+    """ The labels of mixed images: present if present in a cell, unknown if no cell has it and one may.
+
+    Args:
+        targets: (M, cells, classes).
+        dropped: (M, cells) bool, the cells that don't count.
+    """
+    targets = targets.masked_fill(dropped.unsqueeze(-1), 0)
+    highest, lowest = targets.amax(dim=1), targets.amin(dim=1)  # (M, classes)
+    return torch.where(highest > 0, highest, lowest)
+
+
+def splice(
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        record: SpliceRecord,
+        *,
+        out: Optional[torch.Tensor] = None,
+        fill: Union[float, Sequence[float]] = 0.,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """ Make the mixed images and targets of a record.
+
+    The cells tile the image exactly, whatever its size; each shows the whole source image, resized bilinearly with
+    aligned corners.
+
+    Args:
+        images: (B, C, H, W), of a floating point type or uint8, contiguous or channels_last.
+        targets: (B, classes), multi-hot with -1 for unknown, or soft.
+        record: Which image fills which cell.
+        out: Where to write the mixed images, (M, C, H, W); a new tensor if None.
+        fill: Value of a dropped cell, one for all channels or one for each. 0 is the mean colour of normalised images.
+
+    Returns:
+        Mixed images (M, C, H, W) and mixed targets (M, classes), where a class has the highest value of the cells in
+        sight, or -1 if none has it but it is unknown in one.
+    """
+    _check_batch(images, targets)
+    shape = (record.num_mixed, *images.shape[1:])
+    if out is None:
+        out = _empty(images, record.num_mixed)
+    elif out.shape != shape or out.dtype != images.dtype or out.device != images.device:
+        raise ValueError(
+            f'Expected out of shape {shape}, {images.dtype} on {images.device}, '
+            f'but got {tuple(out.shape)}, {out.dtype} on {out.device}.')
+    return out, _splice_into(out, images, targets, record, fill)
+
+
+def _splice_into(
+        out: torch.Tensor,
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        record: SpliceRecord,
+        fill: Union[float, Sequence[float]],
+        scratch: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """ Write the mixed images of a record to `out` and return their targets.
+
+    Args:
+        scratch: Memory for M * C * H * W values that saves allocating as much for each cell.
+    """
+    _check_record(record, images)
+    if images.requires_grad:
+        scratch = None  # torch differentiates through no given output
+    grid = record.grid
+    fill_value = _fill_value(fill, images)
+    any_dropped = record.dropped.any(dim=0).tolist()
+    sources = record.sources.to(images.device, non_blocking=True)
+    dropped = record.dropped.to(images.device, non_blocking=True)
+    tops, lefts = _edges(images.shape[2], grid.rows), _edges(images.shape[3], grid.cols)
+    for cell in range(grid.cells):
+        row, col = divmod(cell, grid.cols)
+        place = out[:, :, tops[row]:tops[row + 1], lefts[col]:lefts[col + 1]]  # (M, C, h, w)
+        filling = _gather_small(images, sources[:, cell], *place.shape[2:], scratch)
+        if any_dropped[cell]:
+            filling = torch.where(dropped[:, cell].view(-1, 1, 1, 1), fill_value, filling)
+        place.copy_(filling)
+    return _union(targets[sources], dropped)
+
+
+def split_cells(maps: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """ Cut feature maps of mixed images into the maps of their cells.
+
+    A map that the grid does not divide is first resized, bilinearly with aligned corners, to the next smaller size
+    that it does, or to one position for each cell where the map has fewer.
+
+    Args:
+        maps: (M, C, H, W).
+        grid: Grid of the mixed images.
+
+    Returns:
+        (M * cells, C, h, w), in the order of `record.sources.flatten()`.
+    """
+    if maps.ndim != 4:
+        raise ValueError(f'Expected maps of shape (M, C, H, W), but got {tuple(maps.shape)}.')
+    num_maps, channels, height, width = maps.shape
+    cell_height, cell_width = max(1, height // grid.rows), max(1, width // grid.cols)
+    size = (cell_height * grid.rows, cell_width * grid.cols)
+    if size != (height, width):
+        maps = _resize(maps, *size)
+    maps = maps.reshape(num_maps, channels, grid.rows, cell_height, grid.cols, cell_width)
+    maps = maps.permute(0, 2, 4, 1, 3, 5)  # (M, rows, cols, C, h, w)
+    return maps.reshape(num_maps * grid.cells, channels, cell_height, cell_width)
+
+
+def _empty(images: torch.Tensor, length: int) -> torch.Tensor:
+    memory_format = torch.channels_last if _is_channels_last(images) else torch.contiguous_format
+    return torch.empty(
+        (length, *images.shape[1:]), dtype=images.dtype, device=images.device, memory_format=memory_format)
+
+
+def _one_hot(targets: torch.Tensor, num_classes: int) -> torch.Tensor:
+    if targets.device.type == 'cpu' and len(targets):  # looking at a GPU's values would wait for it
+        lowest, highest = int(targets.min()), int(targets.max())
+        if lowest < 0 or highest >= num_classes:
+            raise ValueError(
+                f'Expected integer targets from 0 to {num_classes - 1}, but got {lowest} to {highest}.')
+    zeros = torch.zeros(len(targets), num_classes, device=targets.device)
+    return zeros.scatter_(1, targets.long().unsqueeze(1), 1.)
+
+
+def _check_probability(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError(f'Expected {name} to be a probability from 0 to 1, but got {value}.')
+    return float(value)
+
+
+def _distributed_rank() -> int:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if distributed else 0
+
+
+class SpliceMix:
+    """ Append grids of downsampled images to a batch, with timm's `Mixup` contract.
+
+        mixer = SpliceMix('1x2,2x2,2x3')
+        images, targets = mixer(images, targets)  # regular rows first, then mixed ones
+
+    What is drawn depends on (seed, rank, epoch, step) alone. The step counts the batches by itself; a training script
+    that can be resumed calls `set_step` instead. Set `mixup_enabled` to False to stop mixing.
+
+    Args:
+        grids: Grids to choose from, as text or a sequence of `Grid`. One with rows != cols is flipped half of the time.
+        ratio: Number of mixed images as a part of the batch size, or 'ref' for floor(B / (rows * cols - dropped)).
+        drop_prob: Probability of dropping cells, 1 to rows * cols - 1 of them, of a grid that doesn't fix their number.
+        prob: Probability of mixing a batch at all.
+        mode: Draw grid, flip and number of dropped cells once per 'batch' or for each mixed image ('elem').
+        batch: 'append' adds the mixed images to the batch; 'fixed' keeps its size by leaving out as many of its first
+            images; 'exclusive' leaves out the images that are seen in mixed ones, so that none is seen twice; 'only'
+            leaves out all regular images.
+        num_classes: Number of classes, needed for integer targets, which become one-hot.
+        fill: Value of a dropped cell, one for all channels or one for each; 0 is the mean colour of normalised images.
+        seed: Seed of everything that is drawn.
+        rank: Rank of this process, that of `torch.distributed` if None.
+    """
+    MODES = ('batch', 'elem')
+    BATCHES = ('append', 'fixed', 'exclusive', 'only')
+
+    def __init__(
+            self,
+            grids: Union[str, Sequence[Grid]] = '1x2,2x2,2x3',
+            ratio: Union[float, str] = 0.25,
+            drop_prob: float = 0.3,
+            prob: float = 1.0,
+            mode: str = 'batch',
+            batch: str = 'append',
+            num_classes: Optional[int] = None,
+            fill: Union[float, Sequence[float]] = 0.,
+            seed: int = 0,
+            rank: Optional[int] = None,
+    ):
+        self.grids = parse_grids(grids) if isinstance(grids, str) else tuple(grids)
+        if not self.grids:
+            raise ValueError("Expected at least one grid, such as '2x2', but got an empty list.")
+        if ratio != 'ref' and (isinstance(ratio, str) or not 0 <= ratio < math.inf):
+            raise ValueError(f"Expected ratio to be a number of at least 0 or 'ref', but got {ratio!r}.")
+        if mode not in self.MODES:
+            raise ValueError(f'Expected mode to be one of {", ".join(self.MODES)}, but got {mode!r}.')
+        if batch not in self.BATCHES:
+            raise ValueError(f'Expected batch to be one of {", ".join(self.BATCHES)}, but got {batch!r}.')
+        self.ratio = ratio
+        self.drop_prob = _check_probability('drop_prob', drop_prob)
+        self.prob = _check_probability('prob', prob)
+        self.mode = mode
+        self.batch = batch
+        self.num_classes = num_classes
+        self.fill = fill
+        self.seed = seed
+        self.rank = rank
+        self.mixup_enabled = True
+        self._weights = torch.tensor([grid.weight for grid in self.grids], dtype=torch.float64)
+        self._epoch = 0
+        self._step = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}('{','.join(map(str, self.grids))}', ratio={self.ratio!r}, "
+            f'drop_prob={self.drop_prob}, prob={self.prob}, mode={self.mode!r}, batch={self.batch!r}, '
+            f'num_classes={self.num_classes}, fill={self.fill}, seed={self.seed}, rank={self.rank})')
+
+    def set_step(self, epoch: int, step: int) -> None:
+        """Say which batch of which epoch is next; later ones are counted from there."""
+        self._epoch = epoch
+        self._step = step
+
+    def state_dict(self) -> dict[str, int]:
+        return {'epoch': self._epoch, 'step': self._step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.set_step(state['epoch'], state['step'])
+
+    def plan(self, batch_size: int) -> MixPlan:
+        """ Draw how the next batch is mixed, and move on to the step after it.
+
+        Args:
+            batch_size: Number of regular images.
+        """
+        if batch_size < 1:
+            raise ValueError(f'Expected a batch of at least one image, but got batch_size={batch_size}.')
+        generator = self._generator()
+        self._step += 1
+        everything = torch.arange(batch_size)
+        if not self.mixup_enabled or float(torch.rand((), generator=generator)) >= self.prob:
+            return MixPlan(everything)
+        layouts = self._draw_layouts(batch_size, generator)
+        if not layouts:
+            return MixPlan(everything)
+
+        by_shape: dict[tuple[int, int], list[int]] = {}
+        for rows, cols, num_dropped in layouts:
+            by_shape.setdefault((rows, cols), []).append(num_dropped)
+        grids = [Grid(rows, cols) for rows, cols in by_shape]
+        dropped = [_draw_dropped(drops, grid.cells, generator) for grid, drops in zip(grids, by_shape.values())]
+        sources = _deal_sources(batch_size, dropped, generator)
+        records = tuple(SpliceRecord(*record) for record in zip(grids, sources, dropped))
+        return MixPlan(self._kept(everything, records), records)
+
+    def apply(self, images: torch.Tensor, targets: torch.Tensor, plan: MixPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        """ Mix a batch as planned.
+
+        Args:
+            images: (B, C, H, W).
+            targets: (B, classes) multi-hot, soft or with -1 for unknown, or (B,) integer classes.
+            plan: What `plan(B)` returned.
+
+        Returns:
+            The kept regular images followed by the mixed ones, and their targets.
+        """
+        if targets.ndim == 1 and not targets.is_floating_point():
+            if self.num_classes is None:
+                raise ValueError('Expected num_classes to be given for integer targets, but got None: '
+                                 'set SpliceMix(num_classes=...).')
+            targets = _one_hot(targets, self.num_classes)
+        _check_batch(images, targets)
+        num_kept = len(plan.kept)
+        if num_kept and int(plan.kept.max()) >= len(images):
+            raise ValueError(
+                f'Expected a plan for {len(images)} images, but got one that keeps image {int(plan.kept.max())}.')
+        if not plan.records:
+            return images, targets
+
+        out = _empty(images, num_kept + plan.num_mixed)
+        mixed_targets = []
+        start = num_kept
+        for record in plan.records:
+            end = start + record.num_mixed
+            # The regular images come last, so that until then their place can serve as scratch memory.
+            scratch = _flat(out[:record.num_mixed]) if record.num_mixed <= num_kept else None
+            mixed_targets.append(_splice_into(out[start:end], images, targets, record, self.fill, scratch))
+            start = end
+        if num_kept < len(images):
+            kept = plan.kept.to(images.device, non_blocking=True)
+            images, targets = _gather(images, kept, _is_channels_last(images)), targets.index_select(0, kept)
+        out[:num_kept].copy_(images)
+        return out, torch.cat([targets, *mixed_targets])
+
+    def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.apply(images, targets, self.plan(len(images)))
+
+    def _generator(self) -> torch.Generator:
+        rank = _distributed_rank() if self.rank is None else self.rank
+        counters = f'{self.seed} {rank} {self._epoch} {self._step}'
+        digest = hashlib.blake2b(counters.encode(), digest_size=4).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, 'little'))  # torch's CPU generator uses 32 bits
+
+    def _draw_layout(self, generator: torch.Generator) -> tuple[int, int, int]:
+        """Draw rows, columns and number of dropped cells."""
+        grid = self.grids[int(torch.multinomial(self._weights, 1, generator=generator))]
+        flip, drop = torch.rand(2, generator=generator).tolist()
+        if grid.rows != grid.cols and flip < 0.5:
+            grid = grid.flipped()
+        num_dropped = grid.drop or 0
+        if grid.drop is None and grid.cells > 1 and drop < self.drop_prob:
+            num_dropped = int(torch.randint(1, grid.cells, (), generator=generator))
+        return grid.rows, grid.cols, num_dropped
+
+    def _draw_layouts(self, batch_size: int, generator: torch.Generator) -> list[tuple[int, int, int]]:
+        """Draw the layout of each mixed image; how many there are may depend on what is drawn."""
+        limit = math.inf if self.ratio == 'ref' else math.floor(self.ratio * batch_size + 1e-6)  # 0.29 * 100 is 29
+        if self.batch == 'fixed':
+            limit = min(limit, batch_size)
+        # With 'ref' and 'exclusive' the cells in sight are at most the images there are.
+        in_sight_limit = batch_size if self.ratio == 'ref' or self.batch == 'exclusive' else math.inf
+        shared = self._draw_layout(generator) if self.mode == 'batch' else None
+        layouts, in_sight = [], 0
+        while len(layouts) < limit:
+            rows, cols, num_dropped = shared or self._draw_layout(generator)
+            in_sight += rows * cols - num_dropped
+            if in_sight > in_sight_limit:
+                break
+            layouts.append((rows, cols, num_dropped))
+        return layouts
+
+    def _kept(self, everything: torch.Tensor, records: tuple[SpliceRecord, ...]) -> torch.Tensor:
+        if self.batch == 'append':
+            return everything
+        if self.batch == 'fixed':
+            return everything[sum(record.num_mixed for record in records):]
+        if self.batch == 'only':
+            return everything[:0]
+        seen = torch.zeros(len(everything), dtype=torch.bool)
+        for record in records:
+            seen[record.sources[~record.dropped]] = True
+        return everything[~seen]
