@@ -1,0 +1,141 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import ImageDataset, create_transform
+
+import timm_splicemix as tsm
+from timm_splicemix.data import ReaderCoco, dataset_names, generate_shapes
+
+
+@pytest.fixture(scope='module')
+def shapes_root(tmp_path_factory):
+    images = {'train': 24, 'val': 8, 'val_unbiased': 8}
+    return generate_shapes(tmp_path_factory.mktemp('data') / 'shapes', images=images)
+
+
+@pytest.fixture
+def small_shapes(shapes_root, monkeypatch):
+    """create_dataset('shapes') on a set that is there already."""
+    monkeypatch.setattr('timm_splicemix.data.registry.generate_shapes', lambda root, seed: shapes_root)
+    return shapes_root
+
+
+def write_coco(folder, images, annotations, categories):
+    folder.mkdir(parents=True, exist_ok=True)
+    for image in images:
+        Image.new('RGB', (8, 6)).save(folder / image['file_name'])
+    file = folder / 'instances.json'
+    file.write_text(json.dumps({'images': images, 'annotations': annotations, 'categories': categories}))
+    return file
+
+
+def annotation(number, image, category, area=4., crowd=0):
+    return {
+        'id': number, 'image_id': image, 'category_id': category, 'bbox': [0, 0, 2, 2], 'area': area, 'iscrowd': crowd}
+
+
+def test_shapes_is_a_multi_label_data_set(small_shapes):
+    dataset = tsm.create_dataset('shapes', root=small_shapes, split='train')
+    assert isinstance(dataset, ImageDataset)
+    assert len(dataset) == 24
+    assert dataset.num_classes == len(dataset.class_names) >= 12
+    image, target = dataset[0]
+    assert isinstance(image, Image.Image) and image.mode == 'RGB'
+    assert target.dtype == torch.float32 and target.shape == (dataset.num_classes,)
+    assert set(target.tolist()) == {0., 1.}
+    objects = json.loads((small_shapes / 'annotations' / 'instances_train.json').read_text())
+    image_id = next(i['id'] for i in objects['images'] if i['file_name'] == dataset.filename(0))
+    names = {c['id']: c['name'] for c in objects['categories']}
+    expected = {names[a['category_id']] for a in objects['annotations'] if a['image_id'] == image_id}
+    assert {name for name, value in zip(dataset.class_names, target) if value} == expected
+
+
+@pytest.mark.parametrize('split, own', [
+    ('train', 'train'), ('validation', 'val'), ('val', 'val'), ('eval', 'val'), ('val_unbiased', 'val_unbiased')])
+def test_timms_names_of_splits_find_those_of_shapes(small_shapes, split, own):
+    assert tsm.create_dataset('shapes', root=small_shapes, split=split).filename(0).startswith(f'{own}_')
+
+
+def test_a_split_that_shapes_does_not_have_is_refused(small_shapes):
+    with pytest.raises(ValueError, match=r"Expected a split of shapes .*, but got 'test'"):
+        tsm.create_dataset('shapes', root=small_shapes, split='test')
+
+
+def test_timms_transforms_and_loaders_work(small_shapes):
+    transform = create_transform(32, is_training=True)
+    dataset = tsm.create_dataset('shapes', root=small_shapes, split='train', transform=transform)
+    images, targets = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=2)))
+    assert images.shape == (8, 3, 32, 32) and targets.shape == (8, dataset.num_classes)
+    mixed_images, mixed_targets = tsm.SpliceMix()(images, targets)
+    assert len(mixed_images) == len(mixed_targets) == 10
+
+
+def test_target_transform_is_applied(small_shapes):
+    dataset = tsm.create_dataset('shapes', root=small_shapes, target_transform=lambda target: target.sum().item())
+    assert dataset[3][1] == dataset.targets[3].sum().item()
+
+
+def test_an_image_that_cannot_be_read_is_named(small_shapes, tmp_path):
+    bad = tmp_path / 'bad.jpg'
+    bad.write_bytes((small_shapes / 'train' / 'train_000000.jpg').read_bytes()[:300])
+    for path, reason in ((bad, '[Tt]runcated'), (tmp_path / 'missing.jpg', 'No such file')):
+        dataset = tsm.create_dataset('shapes', root=small_shapes)
+        dataset.reader.paths[5] = str(path)
+        with pytest.raises(OSError, match=f'Expected a readable image, but got {path}: .*{reason}'):
+            dataset[5]
+
+
+def test_folders_with_a_class_each_work_as_in_timm(tmp_path):
+    for name in ('cat', 'dog'):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / name / 'a.png')
+    for dataset_name in ('', 'folder'):
+        dataset = tsm.create_dataset(dataset_name, root=tmp_path)
+        assert [dataset[i][1] for i in range(2)] == [0, 1]
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path):
+    with pytest.raises(ValueError, match=r"Expected a data set among shapes, .*, but got 'shape'"):
+        tsm.create_dataset('shape', root=tmp_path)
+    assert 'shapes' in dataset_names()
+
+
+@pytest.mark.parametrize('root', [None, 'nowhere'])
+def test_a_folder_that_does_not_exist_is_refused(root):
+    with pytest.raises(ValueError, match='Expected the folder of data set'):
+        tsm.create_dataset('', root=root)
+
+
+def test_coco_classes_follow_the_ids_and_unlabelled_images_are_left_out(tmp_path):
+    images = [{'id': i, 'file_name': f'{i}.png', 'width': 8, 'height': 6} for i in (30, 4, 17)]
+    categories = [{'id': 9, 'name': 'zebra'}, {'id': 2, 'name': 'cat'}, {'id': 5, 'name': 'dog'}]
+    annotations = [
+        annotation(1, 30, 9), annotation(2, 30, 2, area=7.), annotation(3, 30, 2), annotation(4, 4, 5, crowd=1)]
+    file = write_coco(tmp_path, images, annotations, categories)
+    reader = ReaderCoco(tmp_path, file)
+    assert reader.class_names == ['cat', 'dog', 'zebra']
+    assert reader.filenames() == ['4.png', '30.png']
+    assert reader.targets.tolist() == [[0, 1, 0], [1, 0, 1]]
+    assert sorted(reader.object_areas) == [(0, 1, 4.), (1, 0, 4.), (1, 0, 7.), (1, 2, 4.)]
+
+
+def test_reading_coco_prints_nothing(tmp_path, capsys):
+    images = [{'id': 1, 'file_name': '1.png', 'width': 8, 'height': 6}]
+    ReaderCoco(tmp_path, write_coco(tmp_path, images, [annotation(1, 1, 1)], [{'id': 1, 'name': 'cat'}]))
+    assert capsys.readouterr().out == ''
+
+
+@pytest.mark.parametrize('content', ['not json', '[]', '{"images": ['])
+def test_an_annotation_file_that_is_not_one_is_refused(tmp_path, content):
+    file = tmp_path / 'instances.json'
+    file.write_text(content)
+    with pytest.raises(ValueError, match=r'Expected annotations in COCO format, but got .*instances.json'):
+        ReaderCoco(tmp_path, file)
+
+
+def test_a_missing_annotation_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'Expected an annotation file, but got .*nothing.json'):
+        ReaderCoco(tmp_path, tmp_path / 'nothing.json')

@@ -1,0 +1,196 @@
+""" The shapes data set: rendered scenes of everyday icons, written to disk in COCO format in seconds
+
+In the splits 'train' and 'val' classes come in pairs that mostly appear together, in 'val_unbiased' they don't; what a
+model loses from 'val' to 'val_unbiased' is what it had learned from the company an object keeps instead of the object.
+
+Files depend on the seed alone, up to the versions of numpy and Pillow. A data set is whole or not there at all: it is
+made in a folder beside its own and moved there in one step.
+"""
+import json
+import os
+import platform
+import re
+import shutil
+import time
+import zlib
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import numpy as np
+from filelock import FileLock
+from tqdm import tqdm
+
+from .shapes_scene import CLASS_NAMES, draw_scene
+
+GENERATOR_VERSION = 1  # to be raised whenever the same seed gives other files
+SPLITS = {'train': 2000, 'val': 500, 'val_unbiased': 500}  # images
+BIASED_SPLITS = ('train', 'val')
+RECEIPT = 'shapes.json'
+_MAX_IMAGES = 1_000_000  # of a split; ids begin at multiples of it, so that none depends on the size of another split
+_STALE_AFTER = 60.  # seconds without a new image, of which a generation makes hundreds in a second
+
+
+def generate_shapes(
+        root: Union[str, os.PathLike],
+        seed: int = 0,
+        images: Optional[dict[str, int]] = None,
+        progress: bool = True,
+) -> Path:
+    """ Write the shapes data set to a folder, unless it is there already.
+
+    Processes that ask for the same folder at the same time get the work of one. An image depends on the seed, its split
+    and its index only, so a smaller data set holds the first images of a larger one.
+
+    Args:
+        root: Folder of the data set, which must not exist, be empty or hold the very data set that is asked for.
+        seed: Seed of everything that is drawn.
+        images: Number of images of each split to be written, `SPLITS` if None.
+        progress: Show a progress bar, on a terminal.
+
+    Returns:
+        The folder, with the images in <split>/ and their annotations in annotations/instances_<split>.json.
+    """
+    receipt = _make_receipt(seed, SPLITS if images is None else images)
+    folder = Path(root).resolve()  # a link to an empty folder stays a link
+    if _holds(folder, receipt):
+        return Path(root)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f'.{folder.name}.lock'):
+        if not _holds(folder, receipt):
+            _remove_leftovers(folder)
+            _generate_whole(folder, receipt, progress)
+    return Path(root)
+
+
+def _make_receipt(seed: int, images: dict[str, int]) -> dict[str, Any]:
+    """What a data set was made from, which says all about its files."""
+    if not _is_int(seed) or seed < 0:
+        raise ValueError(f'Expected seed to be an integer of at least 0, but got {seed!r}.')
+    unknown = [split for split in images if split not in SPLITS]
+    if unknown or not images:
+        raise ValueError(
+            f'Expected images for some of the splits {", ".join(SPLITS)}, '
+            f'but got {", ".join(map(str, unknown)) or "none"}.')
+    for split, count in images.items():
+        if not _is_int(count) or not 1 <= count <= _MAX_IMAGES:
+            raise ValueError(f"Expected 1 to {_MAX_IMAGES} images for the split '{split}', but got {count!r}.")
+    return {'generator': GENERATOR_VERSION, 'seed': seed, 'images': dict(images)}
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _holds(folder: Path, receipt: dict[str, Any]) -> bool:
+    """Whether the data set is there; False if nothing is, a ValueError if something else is."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        names = None
+    if names == []:
+        return False
+    if names is None or RECEIPT not in names:
+        raise ValueError(
+            f'Expected {folder} to be missing, empty or a shapes data set, '
+            f'but got {"a file" if names is None else "a folder with other files"}: choose another folder.')
+    text = (folder / RECEIPT).read_text(encoding='utf-8')
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = text
+    if found != receipt:
+        raise ValueError(
+            f'Expected the shapes data set {_dumps(receipt)} in {folder}, but got {_dumps(found)}: '
+            'choose another folder, or delete this one to have it generated anew.')
+    return True
+
+
+def _temporary_folder(folder: Path) -> Path:
+    """A place beside the folder, as only within one file system a folder is moved in one step."""
+    return folder.with_name(f'.{folder.name}.{_machine()}-{os.getpid()}.tmp')
+
+
+def _machine() -> str:
+    return f'{zlib.crc32(platform.node().encode()):08x}'
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """ Remove what killed generations of this folder left behind.
+
+    Whoever holds the lock is the only one to generate, except on a shared file system whose locks don't reach other
+    machines: theirs are left alone as long as they grow.
+    """
+    name = re.compile(rf'\.{re.escape(folder.name)}\.([0-9a-f]{{8}})-\d+\.tmp')
+    for path in list(folder.parent.iterdir()):
+        match = name.fullmatch(path.name)
+        if match and (match[1] == _machine() or time.time() - _last_change(path) > _STALE_AFTER):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _last_change(path: Path) -> float:
+    try:
+        return max(part.stat().st_mtime for part in (path, *path.iterdir()))
+    except FileNotFoundError:  # moved to its place this very moment
+        return time.time()
+
+
+def _generate_whole(folder: Path, receipt: dict[str, Any], progress: bool) -> None:
+    """Generate the data set beside its folder, then move it there."""
+    temporary = _temporary_folder(folder)
+    try:
+        temporary.mkdir()
+        _write(temporary, receipt, progress)
+        try:
+            if folder.exists():
+                folder.rmdir()  # empty, but Windows would not replace it
+            os.replace(temporary, folder)
+        except OSError:
+            if not _holds(folder, receipt):  # as it does if another machine was faster
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # missing if all went well
+
+
+def _write(folder: Path, receipt: dict[str, Any], progress: bool) -> None:
+    (folder / 'annotations').mkdir()
+    total = sum(receipt['images'].values())
+    with tqdm(total=total, desc='Generating shapes', unit='img', disable=None if progress else True) as bar:
+        for split, count in receipt['images'].items():
+            _write_split(folder, split, count, receipt['seed'], bar)
+    (folder / RECEIPT).write_text(_dumps(receipt) + '\n', encoding='utf-8')
+
+
+def _write_split(folder: Path, split: str, count: int, seed: int, bar: tqdm) -> None:
+    (folder / split).mkdir()
+    split_index = list(SPLITS).index(split)
+    images, annotations = [], []
+    for index in range(count):
+        rng = np.random.default_rng([seed, split_index, index])
+        scene, objects = draw_scene(rng, biased=split in BIASED_SPLITS)
+        image_id = split_index * _MAX_IMAGES + index + 1
+        file_name = f'{split}_{index:06d}.jpg'
+        scene.save(folder / split / file_name, quality=90)
+        images.append({'id': image_id, 'file_name': file_name, 'width': scene.width, 'height': scene.height})
+        annotations += [{
+            'id': 10 * image_id + number,  # a scene has fewer than 10 objects
+            'image_id': image_id,
+            'category_id': shape.category + 1,
+            'bbox': list(shape.box),
+            'area': shape.area,
+            'iscrowd': 0,
+        } for number, shape in enumerate(objects)]
+        bar.update()
+    coco = {
+        'info': {'description': f'shapes, {split}', 'version': str(GENERATOR_VERSION)},
+        'licenses': [],
+        'images': images,
+        'annotations': annotations,
+        'categories': [{'id': i, 'name': name, 'supercategory': 'shape'} for i, name in enumerate(CLASS_NAMES, 1)],
+    }
+    (folder / 'annotations' / f'instances_{split}.json').write_text(_dumps(coco) + '\n', encoding='utf-8')
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
