@@ -1,0 +1,91 @@
+""" The package as a whole: what it exports, who imports whom, how it is installed """
+import ast
+import shutil
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import timm_splicemix as tsm
+
+PACKAGE = Path(tsm.__file__).parent
+ROOMS = {'mix', 'models', 'loss', 'task', 'data', 'metrics', 'engine', 'args', 'report', 'analysis'}
+COMMANDS = {'train', 'validate', 'predict', 'preview'}
+# Rooms that each room may import; a room that is not named may import all but commands.
+MAY_IMPORT = {
+    'mix': set(), 'loss': set(), 'metrics': set(), 'models': set(), 'data': set(),
+    'task': {'mix', 'loss', 'models'}, 'engine': {'metrics'},
+}
+TORCH_ONLY = {'mix', 'loss', 'metrics'}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Absolute names of all modules that a file imports, anywhere in it."""
+    names = set()
+    package = ('timm_splicemix', *path.relative_to(PACKAGE).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = '.'.join(package[:len(package) - node.level + 1]) if node.level else ''
+            module = '.'.join(filter(None, (base, node.module)))
+            names |= {f'{module}.{alias.name}' for alias in node.names} if node.module is None else {module}
+    return names
+
+
+def files_and_rooms():
+    for path in sorted(PACKAGE.rglob('*.py')):
+        yield path, path.relative_to(PACKAGE).parts[0].removesuffix('.py')
+
+
+def test_the_exported_names_are_all_that_there_are():
+    values = {name: value for name, value in vars(tsm).items() if not name.startswith('_')}
+    public = {name for name, value in values.items() if not isinstance(value, types.ModuleType)}
+    assert public == set(tsm.__all__)
+    assert list(tsm.__all__) == sorted(tsm.__all__)
+
+
+def test_no_room_imports_what_it_may_not():
+    seen = set()
+    for path, room in files_and_rooms():
+        siblings = {name.split('.')[1] for name in imports_of(path) if name.startswith('timm_splicemix.')}
+        siblings -= {room}
+        seen.add(room)
+        assert not siblings & COMMANDS, f'{path} imports a command'
+        if room in MAY_IMPORT:
+            assert siblings <= MAY_IMPORT[room], f'{path} imports {siblings - MAY_IMPORT[room]}'
+        if room in TORCH_ONLY:
+            others = {name.split('.')[0] for name in imports_of(path)} - {'torch', 'timm_splicemix'}
+            assert others <= sys.stdlib_module_names, f'{path} imports {others - sys.stdlib_module_names}'
+    assert seen <= ROOMS | COMMANDS | {'__init__'}, 'a new room needs a rule here'
+    assert {'mix', 'data', 'preview'} <= seen
+
+
+def test_the_rule_about_imports_sees_relative_ones():
+    names = imports_of(PACKAGE / 'preview.py')
+    assert {'timm_splicemix.mix', 'timm_splicemix.data', 'torch'} <= names
+
+
+def test_the_package_is_typed():
+    assert (PACKAGE / 'py.typed').is_file()
+
+
+@pytest.mark.slow
+def test_it_installs_and_works_outside_of_the_repository(run, tmp_path):
+    clone = tmp_path / 'clone'
+    shutil.copytree(
+        PACKAGE.parent, clone,
+        ignore=shutil.ignore_patterns('.venv', '.git', 'output', '*.egg-info', '__pycache__', '.*_cache'))
+    site = tmp_path / 'site'
+    installed = run(sys.executable, '-m', 'pip', 'install', '--no-deps', '--target', site, clone, cwd=tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    assert (site / 'timm_splicemix' / 'py.typed').is_file()
+    assert (site / 'timm_splicemix-0.1.0.dist-info').is_dir()
+    code = 'import timm_splicemix as tsm; print(tsm.__version__, tsm.__file__); tsm.SpliceMix().plan(8)'
+    imported = run(sys.executable, '-c', code, cwd=tmp_path, PYTHONPATH=str(site))
+    assert imported.returncode == 0, imported.stderr
+    assert imported.stdout.split() == [tsm.__version__, str(site / 'timm_splicemix' / '__init__.py')]
+    script = run(site / 'bin' / 'timm-splicemix-preview', '--help', cwd=tmp_path, PYTHONPATH=str(site))
+    assert script.returncode == 0, script.stderr
+    assert '--splicemix-grids' in script.stdout

@@ -1,0 +1,151 @@
+""" What people look at: pictures, and how files are written """
+import os
+import tempfile
+from pathlib import Path
+from typing import Optional, Sequence, Union
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from .mix import MixPlan, SpliceRecord
+
+_INK, _PALE, _PAPER = '#202124', '#5f6368', '#ffffff'
+_REGULAR, _MIXED = '#dadce0', '#d93025'
+_MARGIN = 8
+
+
+def save_image(image: Image.Image, path: Union[str, Path]) -> None:
+    """Write an image as a whole or not at all, in the format that the name ends in."""
+    path = Path(path)
+    if path.suffix.lower() not in Image.registered_extensions():
+        raise ValueError(f"Expected a file name that ends in an image format, such as .png, but got '{path}'.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.stem}.', suffix=path.suffix)
+    try:
+        with os.fdopen(handle, 'wb') as file:
+            image.save(file, format=Image.registered_extensions()[path.suffix.lower()], optimize=True)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def describe_target(target: torch.Tensor, class_names: Sequence[str]) -> str:
+    """ The classes of a target as text: present ones, soft ones with their value, unknown ones with a question mark.
+
+    Args:
+        target: (classes,).
+        class_names: Name of each class.
+    """
+    words = []
+    for value, name in zip(target.tolist(), class_names):
+        if value == 1:
+            words.append(name)
+        elif value == -1:
+            words.append(f'{name}?')
+        elif value > 0:
+            words.append(f'{name} {value:.2g}')
+    return ', '.join(words) or 'nothing'
+
+
+def draw_batch(
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        plan: MixPlan,
+        class_names: Sequence[str],
+        title: str,
+        columns: Optional[int] = None,
+) -> Image.Image:
+    """ Draw a mixed batch with its labels.
+
+    Regular images carry their number in the batch, mixed ones show which number fills which cell and which cells were
+    dropped.
+
+    Args:
+        images: (K + M, 3, H, W) uint8, what `SpliceMix.apply` returned.
+        targets: (K + M, classes), likewise.
+        plan: The plan that was applied.
+        class_names: Name of each class.
+        title: Headline.
+        columns: Images in a row, about square if None.
+    """
+    _, _, height, width = images.shape
+    columns = columns or max(1, round((len(images) * height / width) ** 0.5))
+    columns = min(columns, max(1, len(images)))
+    font, small, bold = (ImageFont.load_default(size=size) for size in (11, 10, 14))
+    num_kept = len(plan.kept)
+    captions = [f'#{source}' for source in plan.kept.tolist()]
+    cells: list[Optional[tuple[SpliceRecord, int]]] = [None] * num_kept
+    for record in plan.records:
+        captions += [f'mixed {record.grid}'] * record.num_mixed
+        cells += [(record, row) for row in range(record.num_mixed)]
+    texts = [
+        _wrap(f'{caption}: {describe_target(target, class_names)}', width, font)
+        for caption, target in zip(captions, targets)
+    ]
+    line = 14
+    # Regular and mixed images start rows of their own.
+    rows = [list(range(num_kept))[i:i + columns] for i in range(0, num_kept, columns)]
+    rows += [list(range(num_kept, len(images)))[i:i + columns] for i in range(0, len(images) - num_kept, columns)]
+    heights = [height + 6 + line * max(len(texts[i]) for i in row) for row in rows]
+
+    sheet = Image.new('RGB', (columns * (width + _MARGIN) + _MARGIN, 30 + sum(heights) + _MARGIN * len(rows)), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    draw.text((_MARGIN, 8), title, fill=_INK, font=bold)
+    top = 30
+    for row, row_height in zip(rows, heights):
+        for column, index in enumerate(row):
+            left = _MARGIN + column * (width + _MARGIN)
+            sheet.paste(Image.fromarray(images[index].permute(1, 2, 0).contiguous().numpy()), (left, top))
+            if cells[index] is not None:
+                _draw_cells(draw, *cells[index], (left, top, width, height), small)
+            outline = _REGULAR if cells[index] is None else _MIXED
+            draw.rectangle((left - 1, top - 1, left + width, top + height), outline=outline)
+            for number, text in enumerate(texts[index]):
+                draw.text((left, top + height + 2 + line * number), text, fill=_INK, font=font)
+        top += row_height + _MARGIN
+    return sheet
+
+
+def _draw_cells(
+        draw: ImageDraw.ImageDraw,
+        record: SpliceRecord,
+        row: int,
+        place: tuple[int, int, int, int],
+        font: ImageFont.ImageFont,
+) -> None:
+    """Draw the borders of the cells of a mixed image, and what is in them."""
+    left, top, width, height = place
+    rows, cols = record.grid.rows, record.grid.cols
+    for cell, (source, dropped) in enumerate(zip(record.sources[row].tolist(), record.dropped[row].tolist())):
+        i, j = divmod(cell, cols)
+        x0, x1 = left + j * width // cols, left + (j + 1) * width // cols
+        y0, y1 = top + i * height // rows, top + (i + 1) * height // rows
+        draw.rectangle((x0 - 1, y0 - 1, x1, y1), outline=_PAPER)
+        if dropped:
+            draw.line((x0, y0, x1 - 1, y1 - 1), fill=_PALE)
+            draw.line((x0, y1 - 1, x1 - 1, y0), fill=_PALE)
+        text = 'dropped' if dropped else f'#{source}'
+        box = draw.textbbox((x0 + 3, y0 + 1), text, font=font)
+        if box[2] + 2 < x1:  # a cross says enough where the word does not fit
+            draw.rectangle((box[0] - 2, box[1] - 1, box[2] + 1, box[3] + 1), fill=_PAPER)
+            draw.text((x0 + 3, y0 + 1), text, fill=_PALE if dropped else _INK, font=font)
+
+
+def _wrap(text: str, width: int, font: ImageFont.ImageFont) -> list[str]:
+    """Break text into lines of at most `width` pixels."""
+    lines, current = [], ''
+    for word in text.split():
+        longer = f'{current} {word}'.strip()
+        if current and font.getlength(longer) > width:
+            lines.append(current)
+            longer = word
+        current = longer
+    return lines + [current]
