@@ -8,7 +8,7 @@ from typing import Union
 import torch
 from pycocotools.coco import COCO
 
-from .dataset import MultiLabelReader
+from .reader import MultiLabelReader
 
 
 class ReaderCoco(MultiLabelReader):
@@ -34,10 +34,10 @@ class ReaderCoco(MultiLabelReader):
                 targets[row, column] = 1
                 areas.append((row, column, annotation['area']))
         super().__init__(
-            [str(Path(images) / coco.imgs[image_id]['file_name']) for image_id in labelled],
+            [Path(images) / coco.imgs[image_id]['file_name'] for image_id in labelled],
             targets,
             [coco.cats[category]['name'] for category in categories],
-            root=str(images),
+            root=images,
         )
         self.image_ids = labelled
         self.object_areas = areas  # (row, class, area in pixels) of each object

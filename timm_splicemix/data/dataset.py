@@ -1,42 +1,11 @@
 """ timm data sets that say which file is broken, and one whose targets are multi-hot """
-from pathlib import Path
 from typing import Any, BinaryIO, Callable, Optional
 
 import torch
 from PIL import Image
 from timm.data import ImageDataset
-from timm.data.readers.reader import Reader
 
-
-class MultiLabelReader(Reader):
-    """ Base of the readers: files, their classes, and how to open them.
-
-    Args:
-        filenames: Path of each image.
-        targets: (N, classes) int8: 1 present, 0 absent, -1 unknown.
-        class_names: Name of each class.
-        root: What the paths are relative to when they are shown.
-    """
-
-    def __init__(self, filenames: list[str], targets: torch.Tensor, class_names: list[str], root: str):
-        super().__init__()
-        self.root = root
-        self.paths = filenames
-        self.targets = targets
-        self.class_names = class_names
-        self.class_to_idx = {name: index for index, name in enumerate(class_names)}
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int):
-        return open(self.paths[index], 'rb'), self.targets[index].float()
-
-    def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
-        path = Path(self.paths[index])
-        if basename:
-            return path.name
-        return str(path if absolute else path.relative_to(self.root))
+from .reader import MultiLabelReader
 
 
 class StrictImageDataset(ImageDataset):
