@@ -1,0 +1,271 @@
+import re
+
+import pytest
+import torch
+from PIL import Image
+
+from timm_splicemix.data.csv_file import ReaderCsv, find_csv
+
+IMAGES = ('a.jpg', 'b.jpg', 'c.jpg')
+
+
+def make_csv(root, text, images=IMAGES, name='labels.csv'):
+    for image in images:
+        (root / image).parent.mkdir(parents=True, exist_ok=True)
+        Image.new('RGB', (8, 6)).save(root / image)
+    file = root / name
+    file.write_bytes(text.encode())
+    return file
+
+
+def read(root, text, *, images=IMAGES, name='labels.csv', **kwargs):
+    return ReaderCsv(root, make_csv(root, text, images, name), **kwargs)
+
+
+def refuses(message):
+    return pytest.raises(ValueError, match=message)
+
+
+@pytest.mark.parametrize('cell, options', [
+    ('cat;dog', {}), ('cat|dog', {}), ('"cat,dog"', {}), ('cat dog', {}), ('"cat, dog"', {}), ('cat; dog;', {}),
+    ('cat/dog', {'label_delimiter': '/'}), ('cat--dog', {'label_delimiter': '--'})])
+def test_labels_in_one_column_are_cut_at_each_delimiter(tmp_path, cell, options):
+    reader = read(tmp_path, f'image,labels\na.jpg,{cell}\nb.jpg,\nc.jpg,cow\n', **options)
+    assert reader.class_names == ['cat', 'cow', 'dog']
+    assert reader.filenames() == list(IMAGES)
+    assert reader.targets.dtype == torch.int8
+    assert reader.targets.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+
+
+def test_the_first_delimiter_that_occurs_leaves_the_others_to_the_names(tmp_path):
+    reader = read(tmp_path, 'image,labels\na.jpg,dining table;wine glass\nb.jpg,"bird, small"\n')
+    assert reader.class_names == ['bird, small', 'dining table', 'wine glass']
+
+
+def test_a_file_without_any_delimiter_has_one_label_per_image(tmp_path):
+    assert read(tmp_path, 'image,label\na.jpg,cat\nb.jpg,dog\n').targets.tolist() == [[1, 0], [0, 1]]
+
+
+def test_known_names_with_a_space_are_not_cut(tmp_path):
+    text = 'image,labels\na.jpg,dining table\nb.jpg,cat\n'
+    assert read(tmp_path, text, class_names=['cat', 'dining table']).targets.tolist() == [[0, 1], [1, 0]]
+    assert read(tmp_path, text, label_delimiter=';').class_names == ['cat', 'dining table']
+    reader = read(tmp_path, text + 'c.jpg,cat dog\n', class_names=['cat', 'dining table', 'dog'])
+    assert reader.targets.tolist() == [[0, 1, 0], [1, 0, 0], [1, 0, 1]]
+
+
+def test_given_classes_set_the_order(tmp_path):
+    reader = read(tmp_path, 'image,labels\na.jpg,cat;dog\n', class_names=['dog', 'cow', 'cat'])
+    assert reader.class_names == ['dog', 'cow', 'cat'] and reader.targets.tolist() == [[1, 0, 1]]
+
+
+def test_integers_are_indices_of_given_classes(tmp_path):
+    reader = read(tmp_path, 'image,labels\na.jpg,0 2\nb.jpg,1\n', class_names=['dog', 'cow', 'cat'])
+    assert reader.class_names == ['dog', 'cow', 'cat'] and reader.targets.tolist() == [[1, 0, 1], [0, 1, 0]]
+
+
+def test_integers_are_names_where_the_classes_are_called_so(tmp_path):
+    reader = read(tmp_path, 'image,labels\na.jpg,10;2\n', class_names=['2', '3', '10'])
+    assert reader.targets.tolist() == [[1, 0, 1]]
+
+
+def test_integers_without_classes_are_sorted_as_numbers(tmp_path):
+    assert read(tmp_path, 'image,labels\na.jpg,10;2\nb.jpg,9\n').class_names == ['2', '9', '10']
+
+
+def test_a_column_per_class_holds_present_absent_and_unknown(tmp_path):
+    reader = read(tmp_path, 'image,dog,cat\na.jpg,1,0\nb.jpg,-1,1.0\nc.jpg,0.0, 1\n')
+    assert reader.class_names == ['dog', 'cat']
+    assert reader.targets.tolist() == [[1, 0], [-1, 1], [0, 1]]
+
+
+def test_given_classes_choose_and_order_the_columns(tmp_path):
+    text = ',image,width,dog,cat\n0,a.jpg,640,1,0\n1,b.jpg,480,0,-1\n'
+    reader = read(tmp_path, text, class_names=['cat', 'dog'])
+    assert reader.class_names == ['cat', 'dog'] and reader.targets.tolist() == [[0, 1], [-1, 0]]
+
+
+def test_a_column_without_name_is_no_class(tmp_path):
+    assert read(tmp_path, ',image,dog\n0,a.jpg,1\n7,b.jpg,0\n').class_names == ['dog']
+
+
+@pytest.mark.parametrize('column', ['image', 'Image_Path', 'path', 'FILE', 'filename', 'file_name', 'filepath', 'img',
+                                    'image_id', 'ID'])
+def test_usual_names_of_the_image_column_are_recognised(tmp_path, column):
+    assert read(tmp_path, f'x,{column}\n1,a.jpg\n').class_names == ['x']
+
+
+@pytest.mark.parametrize('column', ['labels', 'Label', 'tags', 'tag', 'CLASSES', 'class', 'categories', 'category'])
+def test_usual_names_of_the_label_column_are_recognised(tmp_path, column):
+    assert read(tmp_path, f'width,{column},image\n8,cat,a.jpg\n').class_names == ['cat']
+
+
+@pytest.mark.parametrize('column', ['split', 'Subset', 'set', 'fold', 'partition'])
+def test_usual_names_of_the_split_column_are_recognised(tmp_path, column):
+    reader = read(tmp_path, f'image,cat,{column}\na.jpg,1,train\nb.jpg,0,val\n', split='val')
+    assert reader.filenames() == ['b.jpg'] and reader.class_names == ['cat'] and reader.split_column == column
+
+
+def test_columns_of_any_name_can_be_named(tmp_path):
+    text = 'image,photo,what,when\n1,a.jpg,cat,train\n2,b.jpg,dog,val\n'
+    options = {'image_column': 'photo', 'label_column': 'what', 'split_column': 'when'}
+    reader = read(tmp_path, text, split='train', **options)
+    assert reader.filenames() == ['a.jpg'] and reader.class_names == ['cat', 'dog']
+
+
+def test_splits_of_one_file_share_their_classes(tmp_path):
+    text = 'image,labels,split\na.jpg,dog,train\nb.jpg,cat,val\nc.jpg,cow,train\n'
+    for split, images, targets in (
+            ('train', ['a.jpg', 'c.jpg'], [[0, 0, 1], [0, 1, 0]]),
+            ('val', ['b.jpg'], [[1, 0, 0]]),
+            (None, list(IMAGES), [[0, 0, 1], [1, 0, 0], [0, 1, 0]])):
+        reader = read(tmp_path, text, split=split)
+        assert reader.class_names == ['cat', 'cow', 'dog']
+        assert reader.filenames() == images and reader.targets.tolist() == targets
+
+
+@pytest.mark.parametrize('present, split, found', [
+    (('train', 'val', 'test'), 'validation', 'val'), (('train', 'val', 'test'), 'test', 'test'),
+    (('train', 'val', 'validation'), 'validation', 'validation'), (('train', 'valid', 'test'), 'eval', 'valid'),
+    (('train', 'eval', 'test'), 'val', 'eval'), (('training', 'test'), 'train', 'training'),
+    (('train', 'test'), 'validation', 'test'), (('Train', 'VAL'), 'train', 'Train'), (('train', 'b'), 'b', 'b')])
+def test_a_split_is_found_by_its_name_or_else_a_synonym(tmp_path, present, split, found):
+    rows = ''.join(f'{name}.jpg,1,{name}\n' for name in present)
+    reader = read(tmp_path, f'image,cat,split\n{rows}', images=[f'{name}.jpg' for name in present], split=split)
+    assert reader.filenames() == [f'{found}.jpg']
+
+
+@pytest.mark.parametrize('split', ['train', 'test'])
+def test_a_split_that_is_not_there_lists_those_that_are(tmp_path, split):
+    with refuses(
+            rf"Expected a split of column 'split' of .*labels.csv \(dev, val\), but got '{split}': .*"
+            '--csv-split-column'):
+        read(tmp_path, 'image,cat,split\na.jpg,1,val\nb.jpg,1,dev\n', split=split)
+
+
+def test_a_file_without_split_column_is_the_split(tmp_path):
+    reader = read(tmp_path, 'image,cat\na.jpg,1\nb.jpg,0\n', split='train')
+    assert len(reader) == 2 and reader.split_column is None
+
+
+def test_tsv_bom_quotes_and_blank_lines_are_read(tmp_path):
+    assert read(tmp_path, 'image\tlabels\na.jpg\tcat,dog\n', name='labels.tsv').class_names == ['cat', 'dog']
+    reader = read(
+        tmp_path, '\ufeffimage,labels\r\n\r\n"a, ""1"".jpg","cat;dog"\r\n,\r\n', images=['a, "1".jpg'])
+    assert reader.filenames() == ['a, "1".jpg'] and reader.class_names == ['cat', 'dog']
+
+
+def test_names_and_paths_may_hold_any_letters_spaces_and_uppercase_extensions(tmp_path):
+    images = ['my folder/é 1.JPG', '猫/写真.PNG']
+    reader = read(tmp_path, f'image,labels\n{images[0]},猫;chien été\n{images[1]},猫\n', images=images)
+    assert reader.filenames() == images
+    assert reader.class_names == ['chien été', '猫'] and reader.targets.tolist() == [[1, 1], [0, 1]]
+
+
+def test_absolute_paths_are_kept(tmp_path):
+    make_csv(tmp_path / 'elsewhere', '')
+    path = str(tmp_path / 'elsewhere' / 'a.jpg')
+    assert read(tmp_path / 'root', f'image,cat\n{path},1\nb.jpg,0\n').paths == [path, str(tmp_path / 'root' / 'b.jpg')]
+
+
+@pytest.mark.parametrize('extension', ['.jpg', '.jpeg', '.png', '.bmp', '.webp', '.JPG', '.JPEG', '.PNG'])
+def test_a_missing_extension_is_found(tmp_path, extension):
+    reader = read(tmp_path, 'id,cat\nx/12,1\nx/v1.2,0\n', images=[f'x/12{extension}', f'x/v1.2{extension}'])
+    assert reader.filenames() == [f'x/12{extension}', f'x/v1.2{extension}']
+
+
+def test_a_file_that_has_no_extension_itself_is_taken(tmp_path):
+    file = make_csv(tmp_path, 'id,cat\n12,1\n', images=['12.jpg'])
+    (tmp_path / '12').write_bytes((tmp_path / '12.jpg').read_bytes())
+    assert ReaderCsv(tmp_path, file).filenames() == ['12']
+
+
+@pytest.mark.parametrize('text, options, message', [
+    ('', {}, r'Expected a header and rows, but got .*labels.csv with nothing'),
+    ('image,labels\n\n', {}, r'Expected a header and rows, but got .*labels.csv with a header only'),
+    ('photo,labels\na.jpg,cat\n', {},
+     r'Expected a column of images in .*, but got the columns photo, labels: name it by --csv-image-column'),
+    ('image,labels\na.jpg,cat\n', {'image_column': 'x'},
+     r"Expected --csv-image-column to name a column of .* \(image, labels\), but got 'x'"),
+    ('image,labels\na.jpg,cat\n', {'label_column': 'x'}, "Expected --csv-label-column .*, but got 'x'"),
+    ('image,labels\na.jpg,cat\n', {'split_column': 'x'}, "Expected --csv-split-column .*, but got 'x'"),
+    ('image,split\na.jpg,train\n', {},
+     r'Expected a column of labels or columns of classes in .*, but got the columns image, split: .*--csv-label-col'),
+    ('image,cat,cat\na.jpg,1,1\n', {}, r"Expected each column once, but got 'cat' twice in .*labels.csv"),
+    ('image,cat,dog\na.jpg,1,1\nb.jpg,1,yes\n', {},
+     r"in column 'dog', but got 'yes' in .*labels.csv:3: .*--csv-label-column, .* --class-map"),
+    ('image,cat,dog\na.jpg,,1\n', {},
+     r"Expected 1 .*, 0 .* or -1 \(unknown\) in column 'cat', but got nothing in .*labels.csv:2"),
+    ('image,cat\na.jpg,1\n', {'label_delimiter': ';'}, r"Expected a column of labels to separate at ';' .*--csv-delim"),
+    ('image,cat\na.jpg,1\n', {'class_names': ['cat', 'dog']},
+     r"Expected a column for each class of --class-map in .*, but got none for 'dog' among image, cat"),
+    ('image,labels\na.jpg,cat\nb.jpg,cat;dgo\n', {'class_names': ['cat', 'dog']},
+     r"of which 'dog' is the nearest, but got the label 'dgo' in .*labels.csv:3 \(--class-map .*--csv-delimiter\)"),
+    ('image,labels\na.jpg,0\nb.jpg,2\n', {'class_names': ['cat', 'dog']},
+     r'Expected indices of the 2 classes of --class-map, 0 to 1, but got 2 in .*labels.csv:3'),
+    ('image,labels\na.jpg,\n', {}, r"Expected labels in column 'labels' of .*, but got none"),
+    ('image,labels\na.jpg,cat,dog\n', {}, r'Expected 2 fields, .*, but got 3 in .*labels.csv:2: put quotes'),
+    ('image,labels\na.jpg,cat\nb.jpg\n', {}, r'Expected 2 fields, .*, but got 1 in .*labels.csv:3'),
+    ('image,labels\n"a.jpg,cat\n', {}, r'Expected a CSV file, but got .*labels.csv:2: unexpected end of data'),
+    ('image,labels\na.jpg,cat\n,dog\n', {}, r'Expected an image in each row, but got none in .*labels.csv:3'),
+    ('image,labels\na.jpg,cat\na.jpg,dog\n', {}, r'Expected each image once, but got .*a.jpg twice in .*labels.csv'),
+    ('image,labels\na.jpg,cat\nx.jpg,dog\ny,cat\n', {},
+     r'Expected the 3 images listed in .*labels.csv, but got .*x.jpg and 1 more, which are not there'),
+])
+def test_each_error_says_what_and_where(tmp_path, text, options, message):
+    with refuses(message):
+        read(tmp_path, text, **options)
+
+
+def test_images_that_are_not_there_can_be_allowed(tmp_path):
+    reader = read(tmp_path, 'image,labels\nx.jpg,cat\ny,dog\n', images_must_exist=False)
+    assert reader.filenames() == ['x.jpg', 'y']
+
+
+def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path):
+    with refuses(r'Expected a file of labels, but got .*none.csv, which does not exist'):
+        ReaderCsv(tmp_path, tmp_path / 'none.csv')
+    (tmp_path / 'labels.csv').write_bytes(b'image,labels\n\xff.jpg,cat\n')
+    with refuses(r'Expected a file in UTF-8, but got .*labels.csv'):
+        ReaderCsv(tmp_path, tmp_path / 'labels.csv')
+
+
+@pytest.mark.parametrize('files, split, found', [
+    (('train.csv', 'val.csv', 'test.csv'), 'train', 'train.csv'),
+    (('train.csv', 'val.csv', 'test.csv'), 'validation', 'val.csv'),
+    (('train.csv', 'val.csv', 'test.csv'), 'test', 'test.csv'),
+    (('train.tsv', 'valid.tsv'), 'validation', 'valid.tsv'),
+    (('Training.csv', 'test.CSV'), 'train', 'Training.csv'),
+    (('Training.csv', 'test.CSV'), 'eval', 'test.CSV'),
+    (('all.tsv', 'readme.txt'), 'validation', 'all.tsv'),
+    (('labels.csv', 'annotations.csv', 'x.csv'), 'train', 'labels.csv'),
+    (('annotations.csv', 'x.csv'), 'train', 'annotations.csv'),
+    (('labels.csv', 'train.csv'), 'train', 'train.csv'),
+])
+def test_the_file_of_a_split_is_found(tmp_path, files, split, found):
+    for name in files:
+        (tmp_path / name).write_text('image\tcat\tsplit\na.jpg\t1\ttrain\n' if name.endswith('.tsv') else
+                                     'image,cat,split\na.jpg,1,train\n')
+    assert find_csv(tmp_path, split) == tmp_path / found
+
+
+@pytest.mark.parametrize('files, split, message', [
+    ((), 'train', 'Expected train.csv or one file for all splits in .*, but got no .csv or .tsv file'),
+    (('x.csv', 'y.tsv'), 'train', 'Expected train.csv .*, but got x.csv, y.tsv'),
+    (('train.csv',), 'validation', 'Expected validation.csv .*, but got train.csv'),
+    (('train.csv', 'val.csv'), 'test', 'Expected test.csv .*, but got train.csv, val.csv'),
+])
+def test_a_file_that_is_not_found_lists_what_is_there(tmp_path, files, split, message):
+    for name in files:
+        (tmp_path / name).write_text('image,cat\na.jpg,1\n')
+    with refuses(message):
+        find_csv(tmp_path, split)
+    with refuses('but got no .csv or .tsv file'):
+        find_csv(tmp_path / 'nowhere', split)
+
+
+def test_a_file_of_all_splits_must_tell_them_apart(tmp_path):
+    file = make_csv(tmp_path, 'image,cat,when\na.jpg,1,train\n')
+    with refuses(rf"Expected a column of splits in {re.escape(str(file))}, to find 'train', .*--csv-split-column"):
+        find_csv(tmp_path, 'train')
+    assert find_csv(tmp_path, 'train', split_column='when') == file

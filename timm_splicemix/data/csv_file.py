@@ -1,0 +1,276 @@
+""" Data sets in a CSV or TSV file: one column of labels, or a column of 0, 1 and -1 per class """
+import csv
+import os
+from pathlib import Path
+from typing import NamedTuple, Optional, Sequence, Union
+
+import torch
+
+from .reader import MultiLabelReader, check_files_exist, check_unique, class_index
+
+_IMAGE_COLUMNS = ('image', 'image_path', 'path', 'file', 'filename', 'file_name', 'filepath', 'img', 'image_id', 'id')
+_LABEL_COLUMNS = ('labels', 'label', 'tags', 'tag', 'classes', 'class', 'categories', 'category')
+_SPLIT_COLUMNS = ('split', 'subset', 'set', 'fold', 'partition')
+_DELIMITERS = (';', '|', ',', ' ')
+_VALUES = {'0': 0, '1': 1, '-1': -1, '0.0': 0, '1.0': 1, '-1.0': -1}
+_EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
+_TRAIN = ('train', 'training')
+_VALIDATION = ('val', 'valid', 'validation', 'eval', 'evaluation')
+
+
+def find_csv(root: Union[str, Path], split: str, split_column: Optional[str] = None) -> Path:
+    """ The file that labels a split: its own (train.csv, val.tsv, ...), or else the one of all splits.
+
+    The latter is the only file there, or labels.csv, or annotations.csv, and must have a column of splits: without it,
+    training and validation would get the same images.
+
+    Args:
+        root: Folder to look into.
+        split: Split, by its own name or timm's.
+        split_column: Column of splits, where its name is none of the usual ones.
+    """
+    root = Path(root)
+    there = sorted(root.iterdir()) if root.is_dir() else []
+    files = {file.name.lower(): file for file in there if file.suffix.lower() in ('.csv', '.tsv')}
+    for name in _split_names(split):
+        for suffix in ('.csv', '.tsv'):
+            if f'{name}{suffix}' in files:
+                return files[f'{name}{suffix}']
+
+    shared = [files[name] for name in ('labels.csv', 'annotations.csv') if name in files]
+    if len(files) == 1:
+        shared = [file for file in files.values() if file.stem.lower() not in (*_TRAIN, *_VALIDATION, 'test')]
+    if not shared:
+        listed = ', '.join(file.name for file in files.values()) or 'no .csv or .tsv file'
+        raise ValueError(f'Expected {split}.csv or one file for all splits in {root}, but got {listed}.')
+    table = _read_table(shared[0])
+    if table.find(split_column, _SPLIT_COLUMNS, '--csv-split-column') is None:
+        raise ValueError(
+            f"Expected a column of splits in {shared[0]}, to find '{split}', but got the columns {table.listing}: name "
+            'it by --csv-split-column, or write a file for each split (train.csv, val.csv).')
+    return shared[0]
+
+
+class ReaderCsv(MultiLabelReader):
+    """ Images that are listed and labelled in a CSV (or, by its suffix, TSV) file with a header.
+
+    Labels are either in one column (`cat;dog`; an empty cell is no label) or in one column per class (1 present, 0
+    absent, -1 unknown). Columns are recognised by their names. Classes that aren't given are the columns in their
+    order, or all labels of the file, whatever their split, sorted.
+
+    Args:
+        root: Folder that the images are relative to; names without extension get the one that is there.
+        file: The file.
+        split: Rows to keep, where there is a column of splits; None keeps all.
+        class_names: Name of each class. Labels may then be indices, and only these columns of classes count.
+        image_column: Column of the images.
+        label_column: Column of the labels.
+        split_column: Column of the splits.
+        label_delimiter: What separates labels; None is the first of ; | , and space that occurs.
+        images_must_exist: Refuse a file with images which are not there.
+    """
+
+    def __init__(
+            self,
+            root: Union[str, Path],
+            file: Union[str, Path],
+            split: Optional[str] = None,
+            class_names: Optional[Sequence[str]] = None,
+            image_column: Optional[str] = None,
+            label_column: Optional[str] = None,
+            split_column: Optional[str] = None,
+            label_delimiter: Optional[str] = None,
+            images_must_exist: bool = True,
+    ):
+        table = _read_table(Path(file))
+        image = table.find(image_column, _IMAGE_COLUMNS, '--csv-image-column')
+        if image is None:
+            raise ValueError(
+                f'Expected a column of images in {file}, but got the columns {table.listing}: name it by '
+                '--csv-image-column.')
+        part = table.find(split_column, _SPLIT_COLUMNS, '--csv-split-column')
+        label = table.find(label_column, _LABEL_COLUMNS, '--csv-label-column')
+        if label is not None:
+            class_names, targets = _read_labels(table, label, label_delimiter, class_names)
+        elif label_delimiter is not None:
+            raise ValueError(
+                f"Expected a column of labels to separate at '{label_delimiter}' in {file}, but got the columns "
+                f'{table.listing}: name it by --csv-label-column, or leave --csv-delimiter out.')
+        else:
+            columns = [column for column in range(len(table.columns)) if column not in (image, part)]
+            class_names, targets = _read_class_columns(table, columns, class_names)
+
+        kept = _rows_of_split(table, part, split)
+        for row in kept:
+            if not table.rows[row][image]:
+                raise ValueError(f'Expected an image in each row, but got none in {table.where(row)}.')
+        paths = _complete([os.path.join(root, table.rows[row][image]) for row in kept])
+        check_unique(paths, str(file))
+        if images_must_exist:
+            check_files_exist(paths, str(file))
+        super().__init__(paths, targets[kept], class_names, root=root)
+        self.split_column = None if part is None else table.columns[part]
+
+
+class _Table(NamedTuple):
+    file: Path
+    columns: list[str]
+    lines: list[int]
+    rows: list[list[str]]
+
+    @property
+    def listing(self) -> str:
+        return ', '.join(self.columns)
+
+    def where(self, row: int) -> str:
+        return f'{self.file}:{self.lines[row]}'
+
+    def find(self, given: Optional[str], usual: Sequence[str], flag: str) -> Optional[int]:
+        """Index of the column that is given, or else of the first usual one."""
+        if given is not None:
+            if given not in self.columns:
+                raise ValueError(
+                    f"Expected {flag} to name a column of {self.file} ({self.listing}), but got '{given}'.")
+            return self.columns.index(given)
+        lower = [column.lower() for column in self.columns]
+        return next((lower.index(name) for name in usual if name in lower), None)
+
+
+def _read_table(file: Path) -> _Table:
+    if not file.is_file():
+        raise ValueError(f'Expected a file of labels, but got {file}, which does not exist.')
+    lines, rows = [], []
+    with file.open(newline='', encoding='utf-8-sig') as stream:
+        reader = csv.reader(stream, delimiter='\t' if file.suffix.lower() == '.tsv' else ',', strict=True)
+        try:
+            for fields in reader:
+                cells = [field.strip() for field in fields]
+                if not any(cells):
+                    continue
+                if rows and len(cells) != len(rows[0]):
+                    raise ValueError(
+                        f'Expected {len(rows[0])} fields, as in the header, but got {len(cells)} in '
+                        f'{file}:{reader.line_num}: put quotes around a field that holds the separator.')
+                lines.append(reader.line_num)
+                rows.append(cells)
+        except csv.Error as error:
+            raise ValueError(f'Expected a CSV file, but got {file}:{reader.line_num}: {error}.') from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f'Expected a file in UTF-8, but got {file}: {error}.') from error
+    if len(rows) < 2:
+        raise ValueError(f'Expected a header and rows, but got {file} with {"a header only" if rows else "nothing"}.')
+    columns = rows[0]
+    double = next((name for name in columns if name and columns.count(name) > 1), None)
+    if double is not None:
+        raise ValueError(f"Expected each column once, but got '{double}' twice in {file}.")
+    return _Table(file, columns, lines[1:], rows[1:])
+
+
+def _read_labels(
+        table: _Table,
+        column: int,
+        delimiter: Optional[str],
+        class_names: Optional[Sequence[str]],
+) -> tuple[list[str], torch.Tensor]:
+    """Class names and (N, classes) targets out of one column."""
+    whole = set(class_names or ())  # a name that is known isn't cut: 'dining table' has a space
+    cells = [row[column] for row in table.rows]
+    if delimiter is None:
+        delimiter = next((d for d in _DELIMITERS if any(d in cell for cell in cells if cell not in whole)), None)
+    labels = []
+    for cell in cells:
+        parts = [cell] if delimiter is None or cell in whole else cell.split(delimiter)
+        labels.append([part.strip() for part in parts if part.strip()])
+    distinct = {label for row in labels for label in row}
+    integers = all(label.isascii() and label.isdigit() for label in distinct)
+    if class_names is None:
+        class_names = sorted(distinct, key=(lambda label: (int(label), label)) if integers else None)
+        if not class_names:
+            raise ValueError(
+                f"Expected labels in column '{table.columns[column]}' of {table.file}, but got none: name another "
+                'one by --csv-label-column, or the classes by --class-map.')
+    class_to_idx = {name: index for index, name in enumerate(class_names)}
+    if integers and not distinct <= class_to_idx.keys():
+        class_to_idx = {label: int(label) for label in distinct}
+
+    cut = '' if delimiter is None else f"; labels are cut at '{delimiter}', or at --csv-delimiter"
+    way_out = f'--class-map gives the classes{cut}'
+    targets = torch.zeros(len(labels), len(class_names), dtype=torch.int8)
+    for row, row_labels in enumerate(labels):
+        for label in row_labels:
+            index = class_index(label, class_to_idx, f'{table.where(row)} ({way_out})')
+            if index >= len(class_names):
+                raise ValueError(
+                    f'Expected indices of the {len(class_names)} classes of --class-map, 0 to {len(class_names) - 1}, '
+                    f'but got {label} in {table.where(row)}.')
+            targets[row, index] = 1
+    return list(class_names), targets
+
+
+def _read_class_columns(
+        table: _Table,
+        columns: Sequence[int],
+        class_names: Optional[Sequence[str]],
+) -> tuple[list[str], torch.Tensor]:
+    """Class names and (N, classes) targets out of a column per class."""
+    if class_names is not None:
+        names = {table.columns[column]: column for column in columns}
+        missing = [name for name in class_names if name not in names]
+        if missing:
+            raise ValueError(
+                f"Expected a column for each class of --class-map in {table.file}, but got none for '{missing[0]}' "
+                f'among {table.listing}: correct it, or name the column of labels by --csv-label-column.')
+        columns = [names[name] for name in class_names]
+    columns = [column for column in columns if table.columns[column]]  # one without a name is an index, no class
+    if not columns:
+        raise ValueError(
+            f'Expected a column of labels or columns of classes in {table.file}, but got the columns {table.listing}: '
+            'name the former by --csv-label-column.')
+    targets = torch.empty(len(table.rows), len(columns), dtype=torch.int8)
+    for row, cells in enumerate(table.rows):
+        values = [_VALUES.get(cells[column]) for column in columns]
+        if None in values:
+            column = columns[values.index(None)]
+            got = f"'{cells[column]}'" if cells[column] else 'nothing'
+            raise ValueError(
+                f"Expected 1 (present), 0 (absent) or -1 (unknown) in column '{table.columns[column]}', but got {got} "
+                f'in {table.where(row)}: name a column of labels by --csv-label-column, or the columns of classes by '
+                '--class-map.')
+        targets[row] = torch.tensor(values, dtype=torch.int8)
+    return [table.columns[column] for column in columns], targets
+
+
+def _split_names(split: str) -> tuple[str, ...]:
+    """The names a split may have in a file, in the order they are tried."""
+    split = split.lower()
+    if split in _TRAIN:
+        return (split, *_TRAIN)
+    return (split, *_VALIDATION, 'test') if split in _VALIDATION else (split,)
+
+
+def _rows_of_split(table: _Table, column: Optional[int], split: Optional[str]) -> list[int]:
+    if column is None or split is None:
+        return list(range(len(table.rows)))
+    values = [row[column].lower() for row in table.rows]
+    name = next((name for name in _split_names(split) if name in values), None)
+    if name is None:
+        there = ', '.join(sorted({row[column] for row in table.rows}))
+        raise ValueError(
+            f"Expected a split of column '{table.columns[column]}' of {table.file} ({there}), but got '{split}': name "
+            'another column by --csv-split-column.')
+    return [row for row, value in enumerate(values) if value == name]
+
+
+def _complete(paths: Sequence[str]) -> list[str]:
+    """Add the extension that is there to names without one."""
+    folders: dict[str, set[str]] = {}
+    completed = []
+    for path in paths:
+        folder, name = os.path.split(path)
+        if os.path.splitext(name)[1].lower() not in _EXTENSIONS:
+            if folder not in folders:
+                folders[folder] = set(os.listdir(folder or '.')) if os.path.isdir(folder or '.') else set()
+            candidates = (name, *(name + e for ext in _EXTENSIONS for e in (ext, ext.upper())))
+            name = next((candidate for candidate in candidates if candidate in folders[folder]), name)
+        completed.append(os.path.join(folder, name))
+    return completed

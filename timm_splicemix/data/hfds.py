@@ -1,0 +1,306 @@
+""" Data sets of Hugging Face `datasets` with several labels per image """
+import io
+import itertools
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, BinaryIO, Iterable, Iterator, Optional, Sequence, Union
+
+import numpy as np
+import torch
+
+from .reader import MultiLabelReader, class_index
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_SYNONYMS = (
+    ('train', 'training'),
+    ('validation', 'val', 'valid', 'eval', 'evaluation', 'test'),
+    ('test', 'testing'),
+)
+_IMAGE_NAMES = ('image', 'img')
+_LABEL_NAMES = ('labels', 'label', 'tags')
+_ROWS = 1000  # labels read at a time
+
+
+class ReaderHfdsMultiLabel(MultiLabelReader):
+    """ Images and labels of a Hugging Face data set.
+
+    Labels are a sequence in each row: of `ClassLabel`, of indices, of names, or the multi-hot vector itself (a
+    sequence of fixed length, or one of 0, 1 and -1 that cannot be indices because a row repeats a value). Where
+    neither the data set nor `class_names` names the classes, they are those found in all of its splits, so that every
+    split has the same.
+
+    Args:
+        name: Name on the Hub, or the folder that `save_to_disk` wrote.
+        root: Folder that `save_to_disk` wrote, or one that has it as `name`; else where downloads are cached.
+        split: Split, by the data set's own name or timm's ('train', 'validation').
+        image_column: Column of the images; None finds the one of type `Image`, or named 'image' or 'img'.
+        label_column: Column of the labels; None finds it by its type or name.
+        class_names: Name of each class, in the order of the targets.
+    """
+
+    def __init__(
+            self,
+            name: str,
+            root: Optional[Union[str, Path]] = None,
+            split: str = 'train',
+            image_column: Optional[str] = None,
+            label_column: Optional[str] = None,
+            class_names: Optional[Sequence[str]] = None,
+    ):
+        datasets = _import_datasets()
+        dataset, splits = _load(name, root, split)
+        image_column = _image_column(dataset.features, image_column)
+        column = _label_column(dataset.features, label_column)
+        if column is None or _item(dataset.features[column]) is None:
+            raise ValueError(
+                f"Expected a column with a sequence of labels in '{name}', but got {dict(dataset.features)}: name it "
+                'as label_column, or use timm for a single label per image.')
+        targets, names = _read_targets(dataset, splits, column, class_names, name)
+        self.dataset = dataset.select_columns([image_column]).with_format(None)
+        self.dataset = self.dataset.cast_column(image_column, datasets.Image(decode=False))
+        self.image_column = image_column
+        self.label_column = column
+        paths = (path or f'{name}:{index}' for index, path in enumerate(_paths(self.dataset, image_column)))
+        super().__init__(list(paths), targets, names, root=_saved_folder(name, root) or root or name)
+
+    def __getitem__(self, index: int) -> tuple[BinaryIO, torch.Tensor]:
+        image = self.dataset[index][self.image_column]
+        if image is None or not (image['bytes'] or image['path']):
+            raise ValueError(f"Expected an image in the column '{self.image_column}', but got nothing.")
+        target = self.targets[index].float()
+        if image['bytes']:
+            return io.BytesIO(image['bytes']), target
+        return open(image['path'], 'rb'), target
+
+    def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
+        path = self.paths[index]
+        if basename:
+            return os.path.basename(path)
+        # An image inside the data set has the name of a file that need not be on this disk.
+        return os.path.abspath(path) if absolute and os.path.exists(path) else path
+
+
+def load_hfds(name: str, root: Optional[Union[str, Path]] = None, split: str = 'train') -> 'Dataset':
+    """ One split of a data set, from a folder that `save_to_disk` wrote or from the Hub.
+
+    Args:
+        name: Name on the Hub, or the folder.
+        root: The folder, or the one that has it as `name`; else where downloads are cached.
+        split: Split, by the data set's own name or timm's ('train', 'validation').
+    """
+    return _load(name, root, split)[0]
+
+
+def hfds_is_multi_label(dataset: 'Dataset', label_column: Optional[str] = None) -> bool:
+    """ Whether the labels are sequences, as opposed to one class per image.
+
+    Args:
+        dataset: As `load_hfds` returns it.
+        label_column: Column of the labels; None finds it by its type or name.
+    """
+    column = _label_column(dataset.features, label_column)
+    return column is not None and _item(dataset.features[column]) is not None
+
+
+def split_names(split: str) -> tuple[str, ...]:
+    """The names under which data sets have the split, in the order in which they are looked for."""
+    others = next((names for names in reversed(_SYNONYMS) if split in names), ())
+    return tuple(dict.fromkeys((split, *others)))
+
+
+def _import_datasets() -> ModuleType:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError(
+            'Expected the package datasets for data sets of Hugging Face, but got none: '
+            "pip install 'timm-splicemix[hfds]'.") from error
+    return datasets
+
+
+def _saved_folder(name: str, root: Optional[Union[str, Path]]) -> Optional[Path]:
+    """The folder that `save_to_disk` wrote, if there is one."""
+    folders = [] if root is None else [Path(root) / name]
+    folders += [Path(name)] if name else []
+    folders += [] if root is None else [Path(root)]
+    return next((f for f in folders if (f / 'dataset_dict.json').is_file() or (f / 'state.json').is_file()), None)
+
+
+def _load(name: str, root: Optional[Union[str, Path]], split: str) -> tuple['Dataset', dict[str, 'Dataset']]:
+    """The split that is asked for, and all splits."""
+    datasets = _import_datasets()
+    folder = _saved_folder(name, root)
+    if folder is None and not name:
+        raise ValueError(f'Expected the name of a data set or a folder that save_to_disk wrote, but got {root}.')
+    cache = None if root is None else str(root)
+    # The Hub's data sets are prepared with all their splits anyway.
+    loaded = datasets.load_dataset(name, cache_dir=cache) if folder is None else datasets.load_from_disk(str(folder))
+    # One without splits is called 'train', as `load_dataset` does: else it would pass as its own validation.
+    splits = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or 'train'): loaded}
+    found = next((candidate for candidate in split_names(split) if candidate in splits), None)
+    if found is not None:
+        return splits[found], splits
+    if folder is None and ('[' in split or '+' in split):
+        return datasets.load_dataset(name, split=split, cache_dir=cache), splits
+    raise ValueError(f"Expected a split of '{name or folder}' ({', '.join(splits)}), but got '{split}'.")
+
+
+def _item(feature: Any) -> Optional[Any]:
+    """What the feature is a sequence of; None if it is no sequence. `datasets` has had several types for it."""
+    if isinstance(feature, list) and len(feature) == 1:
+        return feature[0]
+    return getattr(feature, 'feature', None)
+
+
+def _is_class_label(feature: Any) -> bool:
+    return type(feature).__name__ == 'ClassLabel'
+
+
+def _is_fixed_numeric(feature: Any) -> bool:
+    dtype = str(getattr(_item(feature), 'dtype', ''))
+    return getattr(feature, 'length', -1) > 0 and dtype.startswith(('int', 'uint', 'float', 'bool'))
+
+
+def _image_column(features: dict[str, Any], given: Optional[str]) -> str:
+    _check_column(features, given, 'image_column')
+    images = [column for column, feature in features.items() if type(feature).__name__ == 'Image']
+    named = [column for column in _IMAGE_NAMES if column in features]
+    if given is None and len(images) > 1 and not set(named) & set(images):
+        raise ValueError(f"Expected one column of images, but got {', '.join(images)}: name it as image_column.")
+    found = [given] if given else [column for column in named if column in images] + images + named
+    if not found:
+        raise ValueError(f"Expected a column of images, but got {', '.join(features)}: name it as image_column.")
+    return found[0]
+
+
+def _label_column(features: dict[str, Any], given: Optional[str]) -> Optional[str]:
+    """The column of labels, whether sequences or not; None if there is none."""
+    _check_column(features, given, 'label_column')
+    if given is not None:
+        return given
+    named = [column for column in _LABEL_NAMES if column in features]
+    found = [column for column, feature in features.items() if _is_class_label(_item(feature))]
+    if not found and not any(_is_class_label(features[column]) for column in named):
+        found = [column for column, feature in features.items() if _is_fixed_numeric(feature)]
+    if len(found) > 1 and not set(named) & set(found):
+        raise ValueError(f"Expected one column of labels, but got {', '.join(found)}: name it as label_column.")
+    found = [column for column in named if column in found] + found + named
+    return found[0] if found else None
+
+
+def _check_column(features: dict[str, Any], given: Optional[str], argument: str) -> None:
+    if given is not None and given not in features:
+        raise ValueError(f"Expected {argument} among {', '.join(features)}, but got '{given}'.")
+
+
+def _rows(dataset: 'Dataset', column: str, name: str) -> Iterator[tuple[str, list]]:
+    """Where each row is, for errors, and its labels; the images are not touched."""
+    index = 0
+    for batch in dataset.select_columns([column]).with_format(None).iter(_ROWS):
+        for row in batch[column]:
+            where = f"row {index} of '{name}'"
+            if row is None:
+                raise ValueError(f"Expected a sequence in the column '{column}', but got nothing in {where}.")
+            yield where, row
+            index += 1
+
+
+def _paths(dataset: 'Dataset', column: str) -> Iterator[Optional[str]]:
+    """The path of each image, without its bytes."""
+    for table in dataset.with_format('arrow').iter(_ROWS):
+        for chunk in table.column(column).chunks:
+            yield from chunk.flatten()[chunk.type.get_field_index('path')].to_pylist()
+
+
+def _read_targets(
+        dataset: 'Dataset',
+        splits: dict[str, 'Dataset'],
+        column: str,
+        class_names: Optional[Sequence[str]],
+        name: str,
+) -> tuple[torch.Tensor, list[str]]:
+    """(N, classes) int8 and the name of each class."""
+    def all_rows() -> Iterator[list]:
+        sets = [d for d in splits.values() if column in d.features]
+        return (row for _, row in itertools.chain.from_iterable(_rows(d, column, name) for d in sets))
+
+    feature = dataset.features[column]
+    item = _item(feature)
+    own_names = list(item.names) if _is_class_label(item) else None
+    dtype = str(getattr(item, 'dtype', item))
+    is_text = dtype in ('string', 'large_string')
+    if not is_text and not dtype.startswith(('int', 'uint', 'float', 'bool')):
+        raise ValueError(f"Expected a sequence of classes, indices or names in '{column}', but got one of {item}.")
+    names = None if class_names is None else list(class_names)
+    rows = _rows(dataset, column, name)
+    if own_names is None and not is_text and (
+            _is_fixed_numeric(feature)
+            or dtype.startswith(('float', 'bool'))
+            or _repeats_flags(all_rows(), None if names is None else len(names))
+    ):
+        targets = _from_flags(rows, len(dataset), None if names is None else len(names))
+        return targets, names or [str(index) for index in range(targets.shape[1])]
+
+    if names is None and own_names is not None:
+        names = own_names
+    elif names is None and is_text:
+        names = sorted({label for row in all_rows() for label in row})
+    elif names is None:
+        names = [str(index) for index in range(max((label for row in all_rows() for label in row), default=-1) + 1)]
+    if not names:
+        raise ValueError(f"Expected labels in the column '{column}' of '{name}', but got none: give class_names.")
+    return _from_labels(rows, len(dataset), names, own_names or names), names
+
+
+def _repeats_flags(rows: Iterable[list], classes: Optional[int]) -> bool:
+    """ Whether rows of numbers are multi-hot vectors.
+
+    They are if all are as long, have only 0, 1 and -1, and one of them is no set of indices.
+    """
+    length = classes
+    repeats = False
+    for row in rows:
+        length = len(row) if length is None else length
+        values = set(row)
+        if len(row) != length or not values <= {-1, 0, 1}:
+            return False
+        repeats = repeats or len(values) < len(row) or -1 in values
+    return repeats
+
+
+def _from_flags(rows: Iterable[tuple[str, list]], count: int, classes: Optional[int]) -> torch.Tensor:
+    targets = None if classes is None else np.zeros((count, classes), np.int8)
+    for index, (where, row) in enumerate(rows):
+        if targets is None:
+            targets = np.zeros((count, len(row)), np.int8)
+        values = np.asarray(row)
+        if len(row) != targets.shape[1] or not np.isin(values, (-1, 0, 1)).all():
+            raise ValueError(f'Expected {targets.shape[1]} values among 0, 1 and -1, but got {row} in {where}.')
+        targets[index] = values
+    if targets is None:
+        raise ValueError('Expected rows that tell the number of classes, but got an empty split: give class_names.')
+    return torch.from_numpy(targets)
+
+
+def _from_labels(
+        rows: Iterable[tuple[str, list]],
+        count: int,
+        names: list[str],
+        own_names: list[str],
+) -> torch.Tensor:
+    """`own_names` is what indices in the rows mean, `names` the order of the classes in the targets."""
+    class_to_idx = {name: index for index, name in enumerate(names)}
+    targets = torch.zeros(count, len(names), dtype=torch.int8)
+    for index, (where, row) in enumerate(rows):
+        for label in row:
+            if isinstance(label, int):
+                if not 0 <= label < len(own_names):
+                    raise ValueError(f'Expected indices of {len(own_names)} classes, but got {label} in {where}.')
+                label = own_names[label]
+            elif label is None:
+                raise ValueError(f'Expected labels, but got nothing among {row} in {where}.')
+            targets[index, class_index(label, class_to_idx, where)] = 1
+    return targets

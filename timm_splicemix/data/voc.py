@@ -1,0 +1,190 @@
+""" PASCAL VOC 2007 and 2012 in the folders they are published in """
+import os
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Optional, Union
+
+import torch
+
+from .reader import MultiLabelReader, check_files_exist, check_unique, class_index
+
+VOC_CLASSES = (
+    'aeroplane', 'bicycle', 'bird', 'boat', 'bottle', 'bus', 'car', 'cat', 'chair', 'cow', 'diningtable', 'dog',
+    'horse', 'motorbike', 'person', 'pottedplant', 'sheep', 'sofa', 'train', 'tvmonitor')
+DIFFICULT = {'ignore': -1, 'positive': 1, 'negative': 0}  # target of each policy
+
+_TRAIN_AND_VALIDATION = {'2007': ('trainval', 'test'), '2012': ('train', 'val')}
+
+
+def voc_split(split: str, year: str) -> str:
+    """ VOC's own name of a split.
+
+    'train' is timm's name of what is trained on, which is trainval in VOC 2007 (5,011 images, tested on 4,952) and
+    train in VOC 2012; 'training' is the same. 'validation', 'eval' and 'evaluation' are test in 2007 and val in 2012.
+    'train-only' is the split that VOC itself calls train. All other names (trainval, val, test) are VOC's own already,
+    so 'val' is VOC's val in 2007 too.
+
+    Args:
+        split: Name of timm's or VOC's.
+        year: '2007' or '2012'.
+    """
+    _check_year(year)
+    train, validation = _TRAIN_AND_VALIDATION[year]
+    names = {
+        'train': train, 'training': train, 'train-only': 'train',
+        'validation': validation, 'eval': validation, 'evaluation': validation}
+    return names.get(split, split)
+
+
+class ReaderVoc(MultiLabelReader):
+    """ Images of a split of VOC, labelled by the class files in ImageSets/Main, or else by the XML in Annotations.
+
+    A class is difficult in an image if all its objects there are marked so.
+
+    Args:
+        root: VOC2007 (or VOC2012), VOCdevkit, or the folder that contains VOCdevkit.
+        year: '2007' or '2012'.
+        split: VOC's own name (train, val, trainval or test); `voc_split` gives it for timm's names.
+        difficult: Target of classes that are difficult: 'negative' 0, 'positive' 1, 'ignore' -1.
+        images_must_exist: Refuse a split that lists images which are not there.
+    """
+
+    def __init__(
+            self,
+            root: Union[str, Path],
+            year: str,
+            split: str,
+            difficult: str = 'negative',
+            images_must_exist: bool = True,
+    ):
+        _check_year(year)
+        if difficult not in DIFFICULT:
+            raise ValueError(f"Expected difficult to be among {', '.join(DIFFICULT)}, but got '{difficult}'.")
+        folder = _find_folder(Path(root), year)
+        main = folder / 'ImageSets' / 'Main'
+        splits = _splits(main)
+        if split not in splits:
+            there = ', '.join(splits) or 'none'
+            raise ValueError(f"Expected a split of VOC {year} in {main} ({there} there), but got '{split}'.")
+
+        list_file = main / f'{split}.txt'
+        image_ids = _read_image_ids(list_file) if list_file.is_file() else None
+        if all(file.is_file() for file in _class_files(main, split)):
+            self.source = 'class files'
+            image_ids, labels = _read_class_files(main, split, image_ids)
+        else:
+            self.source = 'xml'
+            labels = _read_xml(folder / 'Annotations', image_ids)
+
+        paths = [str(folder / 'JPEGImages' / f'{image_id}.jpg') for image_id in image_ids]
+        check_unique(paths, str(list_file))
+        if images_must_exist:
+            check_files_exist(paths, f'split {split} in {main}')
+        targets = (labels == 1).to(torch.int8)
+        targets[labels == 0] = DIFFICULT[difficult]
+        super().__init__(paths, targets, VOC_CLASSES, root=folder / 'JPEGImages')
+        self.split = split
+        self.image_ids = image_ids
+        self.difficult = labels == 0  # (N, 20)
+
+
+def _check_year(year: str) -> None:
+    if year not in _TRAIN_AND_VALIDATION:
+        raise ValueError(f"Expected the year of VOC to be '2007' or '2012', but got {year!r}.")
+
+
+def _find_folder(root: Path, year: str) -> Path:
+    name = f'VOC{year}'
+    places = [root / 'VOCdevkit' / name, root / name]
+    if os.path.basename(os.path.abspath(root)) == name:
+        places.append(root)
+    for place in places:
+        if (place / 'ImageSets' / 'Main').is_dir():
+            return place
+    looked = ', '.join(str(place) for place in places)
+    raise ValueError(f'Expected {name} with ImageSets/Main in it, but got {root}, which has none: looked at {looked}.')
+
+
+def _class_files(main: Path, split: str) -> list[Path]:
+    return [main / f'{name}_{split}.txt' for name in VOC_CLASSES]
+
+
+def _splits(main: Path) -> list[str]:
+    """The splits with a list of images or with all class files; train_val.txt is class train in split val."""
+    stems = [file.stem for file in main.glob('*.txt')]
+    parts = [stem.partition('_') for stem in stems]
+    listed = {stem for stem, (name, _, split) in zip(stems, parts) if not (split and name in VOC_CLASSES)}
+    labelled = {split for name, _, split in parts if split and name in VOC_CLASSES}
+    return sorted(listed | {split for split in labelled if all(file.is_file() for file in _class_files(main, split))})
+
+
+def _read_fields(file: Path, number: int, form: str) -> list[list[str]]:
+    """The fields of each line, of which there must be `number`."""
+    rows = []
+    # bytes that are no text become characters that no id or label has, and are told like any other malformed line
+    for line, text in enumerate(file.read_text(encoding='utf-8', errors='replace').splitlines(), start=1):
+        fields = text.split()
+        if fields and (len(fields) != number or (number == 2 and fields[1] not in ('-1', '0', '1'))):
+            raise ValueError(f"Expected lines of the form '{form}', but got '{text}' in {file}:{line}.")
+        if fields:
+            rows.append(fields)
+    if not rows:
+        raise ValueError(f"Expected lines of the form '{form}', but got none in {file}.")
+    return rows
+
+
+def _read_image_ids(file: Path) -> list[str]:
+    return [image_id for image_id, in _read_fields(file, 1, '000012')]
+
+
+def _read_class_files(main: Path, split: str, image_ids: Optional[list[str]]) -> tuple[list[str], torch.Tensor]:
+    """Image ids, and (N, 20) int8: 1 present, 0 difficult, -1 absent."""
+    columns = []
+    first = main / f'{split}.txt'
+    for file in _class_files(main, split):
+        rows = _read_fields(file, 2, '000012 -1')
+        if image_ids is None:
+            first, image_ids = file, [image_id for image_id, _ in rows]
+        check_unique([image_id for image_id, _ in rows], str(file))
+        labels = dict(rows)
+        different = sorted(labels.keys() ^ set(image_ids))
+        if different:
+            raise ValueError(
+                f'Expected the images of {first} in {file}, but got {len(different)} that only one of them lists, '
+                f'such as {different[0]}: unpack VOC anew.')
+        columns.append([int(labels[image_id]) for image_id in image_ids])
+    return image_ids, torch.tensor(columns, dtype=torch.int8).T.contiguous()
+
+
+def _read_xml(annotations: Path, image_ids: list[str]) -> torch.Tensor:
+    """(N, 20) int8: 1 present, 0 difficult, -1 absent."""
+    class_to_idx = {name: index for index, name in enumerate(VOC_CLASSES)}
+    labels = torch.full((len(image_ids), len(VOC_CLASSES)), -1, dtype=torch.int8)
+    for row, image_id in enumerate(image_ids):
+        file = annotations / f'{image_id}.xml'
+        for name, difficult in _read_objects(file):
+            column = class_index(name, class_to_idx, str(file))
+            labels[row, column] = max(int(labels[row, column]), 0 if difficult else 1)
+    return labels
+
+
+def _read_objects(file: Path) -> list[tuple[str, bool]]:
+    """Class of each object in an image, and whether it is difficult."""
+    if not file.is_file():
+        raise ValueError(f'Expected class files in ImageSets/Main or XML in Annotations, but got neither: no {file}.')
+    try:
+        annotation = ET.parse(file).getroot()
+    except ET.ParseError as error:
+        raise ValueError(f'Expected an annotation in XML, but got {file}: {error}.') from error
+    if annotation.tag != 'annotation':
+        raise ValueError(f'Expected an <annotation>, but got <{annotation.tag}> in {file}.')
+    objects = []
+    for item in annotation.findall('object'):
+        name = (item.findtext('name') or '').strip()
+        difficult = item.findtext('difficult', default='0').strip()
+        if not name or difficult not in ('0', '1'):
+            raise ValueError(
+                f"Expected objects with a <name> and a <difficult> of 0 or 1, but got '{name}' and '{difficult}' "
+                f'in {file}.')
+        objects.append((name, difficult == '1'))
+    return objects
