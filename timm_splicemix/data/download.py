@@ -1,0 +1,403 @@
+""" VOC and COCO, fetched from where they are published
+
+What is unpacked is whole or not there at all. An archive is fetched to <root>/.download, where an interrupted download
+goes on the next time, is checked, is unpacked in a folder beside it and moved from there to its place in an order that
+shows a split last. What lies in its place already is never overwritten.
+"""
+import hashlib
+import http.client
+import json
+import logging
+import os
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+from typing import Any, ContextManager, Mapping, Optional, Sequence, Union
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+_logger = logging.getLogger(__name__)
+
+BASE_URL_VARIABLE = 'TSM_DOWNLOAD_BASE_URL'
+_VOC = 'https://thor.robots.ox.ac.uk/pascal/VOC/'  # where torchvision fetches it from, too
+_COCO = 'http://images.cocodataset.org/'
+_ATTEMPTS = 4  # that bring nothing new, until it is given up
+_BACKOFF = 1.  # seconds before the second attempt, twice as many before each further one
+_TIMEOUT = 60.  # seconds without any answer
+_CHUNK = 1 << 16  # bytes; what is lost of a connection that breaks
+
+
+@dataclass(frozen=True)
+class Archive:
+    """ A published file and what it unpacks to.
+
+    Attributes:
+        site: Beginning of its address, which a mirror replaces.
+        path: Rest of its address.
+        splits: The splits that need it.
+        folder: Folder that it unpacks to, below the root.
+        last: Files that are moved into place last, so that they prove the rest to be there. Archives that have some may
+            share a folder; the folder of one that has none is moved as a whole.
+        md5: Checksum, if one is published; a zip holds one of each file in any case.
+    """
+    site: str
+    path: str
+    splits: tuple[str, ...]
+    folder: str
+    last: tuple[str, ...] = ()
+    md5: Optional[str] = None
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit('/', 1)[-1]
+
+    @property
+    def proof(self) -> tuple[str, ...]:
+        return self.last or (self.folder,)
+
+
+def _voc(year: int, name: str, splits: tuple[str, ...], md5: str) -> Archive:
+    folder = f'VOCdevkit/VOC{year}'
+    last = (f'{folder}/ImageSets/Main/{splits[-1]}.txt',)
+    return Archive(_VOC, f'voc{year}/{name}', splits, folder, last, md5)
+
+
+def _coco(year: int) -> tuple[Archive, ...]:
+    splits = ('train', 'val')
+    instances = tuple(f'annotations/instances_{split}{year}.json' for split in splits)
+    return (
+        Archive(_COCO, f'annotations/annotations_trainval{year}.zip', splits, 'annotations', instances),
+        *(Archive(_COCO, f'zips/{split}{year}.zip', (split,), f'{split}{year}') for split in splits),
+    )
+
+
+_TRAINVAL = ('train', 'val', 'trainval')
+ARCHIVES: dict[str, tuple[Archive, ...]] = {
+    'voc/2007': (
+        _voc(2007, 'VOCtrainval_06-Nov-2007.tar', _TRAINVAL, 'c52e279531787c972589f7e41ab4ae64'),
+        _voc(2007, 'VOCtest_06-Nov-2007.tar', ('test',), 'b6e924de25625d8de591ea690078ad9f'),
+    ),
+    'voc/2012': (
+        _voc(2012, 'VOCtrainval_11-May-2012.tar', _TRAINVAL, '6cd6e144f989b92b3379bac3b3de84fd'),
+    ),
+    'coco/2014': _coco(2014),
+    'coco/2017': _coco(2017),
+}
+
+
+def download_dataset(
+        name: str,
+        root: Union[str, os.PathLike],
+        splits: Optional[Sequence[str]] = None,
+        base_url: Optional[str] = None,
+        progress: bool = True,
+        keep_archives: bool = False,
+) -> Path:
+    """ Fetch and unpack a data set, as far as it isn't there already.
+
+    Of processes that ask for the same folder at the same time one fetches and the others wait for it. Nothing is asked
+    of the network, and nothing written, if all is there.
+
+    Args:
+        name: 'voc/2007', 'voc/2012', 'coco/2014' or 'coco/2017'.
+        root: Folder that gets VOCdevkit/VOC<year>/, or annotations/ and <split><year>/ of COCO.
+        splits: Splits to fetch, all if None: 'train', 'val' and, of VOC, 'trainval', and 'test' of 2007.
+        base_url: Address of a mirror in place of the official site, with the same paths below it
+            (voc2007/VOCtest_06-Nov-2007.tar, zips/train2017.zip, ...); the environment variable TSM_DOWNLOAD_BASE_URL
+            if None.
+        progress: Show progress bars, on a terminal.
+        keep_archives: Keep archives that are unpacked, in <root>/.download.
+
+    Returns:
+        The folder.
+    """
+    archives = _choose(name, splits)
+    base_url = base_url or os.environ.get(BASE_URL_VARIABLE)
+    if base_url and not base_url.startswith(('http://', 'https://')):
+        raise ValueError(f"Expected the address of a mirror to begin with http:// or https://, but got '{base_url}'.")
+    installs = [_Install(archive, Path(root), base_url, progress, keep_archives) for archive in archives]
+    for install in installs:
+        if install.is_done() and not install.receipt.exists():
+            _logger.info('%s is in %s already: not downloaded.', install.archive.folder, root)
+    if not all(install.is_done() for install in installs):
+        folder = installs[0].file.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(folder / 'lock'):
+            for install in installs:
+                if not install.is_done():
+                    install.run()
+    return Path(root)
+
+
+def _choose(name: str, splits: Optional[Sequence[str]]) -> list[Archive]:
+    """The archives that some splits of a data set need."""
+    if name not in ARCHIVES:
+        raise ValueError(f"Expected a data set to download among {', '.join(ARCHIVES)}, but got '{name}'.")
+    known = list(dict.fromkeys(split for archive in ARCHIVES[name] for split in archive.splits))
+    splits = known if splits is None else [splits] if isinstance(splits, str) else list(splits)
+    unknown = [split for split in splits if split not in known]
+    if unknown or not splits:
+        raise ValueError(
+            f"Expected splits of '{name}' among {', '.join(known)}, but got {', '.join(map(str, unknown)) or 'none'}.")
+    return [archive for archive in ARCHIVES[name] if set(splits) & set(archive.splits)]
+
+
+def _lock(path: Path) -> ContextManager:
+    """A lock that is held already; the wait for it is logged, as it may last hours."""
+    lock = FileLock(path)
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        _logger.info('Waiting for another process that downloads to %s.', path.parent.parent)
+        return lock.acquire()
+
+
+class _Install:
+    """An archive on its way from its address to its place."""
+
+    def __init__(self, archive: Archive, root: Path, base_url: Optional[str], progress: bool, keep: bool):
+        self.archive = archive
+        self.root = root
+        self.url = f'{base_url.rstrip("/")}/{archive.path}' if base_url else archive.site + archive.path
+        self.progress = progress
+        self.keep = keep
+        self.file = root / '.download' / archive.name  # whole and checked
+        self.part = self.file.with_name(f'{archive.name}.part')
+        self.temporary = self.file.with_name(f'{archive.name}.unpacked.tmp')
+        self.receipt = self.file.with_name(f'{archive.name}.done')
+
+    def is_done(self) -> bool:
+        """Whether the data is in place, and nothing left of a process that was interrupted thereafter."""
+        tidy = not self.temporary.exists() and (self.receipt.exists() or not self.file.exists())
+        return tidy and self._is_complete(self.root)
+
+    def _is_complete(self, folder: Path) -> bool:
+        paths = [folder / path for path in self.archive.proof]
+        return all(any(path.iterdir()) if path.is_dir() else path.exists() for path in paths)
+
+    def run(self) -> None:
+        try:
+            if not self._is_complete(self.root):
+                if not self.file.exists():
+                    self._download()
+                self._unpack()
+                _move_into_place(self.archive, self.temporary, self.root)
+            _write_json(self.receipt, {'url': self.url, 'md5': self.archive.md5, 'folder': self.archive.folder})
+            if not self.keep:
+                self.file.unlink(missing_ok=True)
+        finally:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def _bar(self, what: str, **kwargs: Any) -> tqdm:
+        return tqdm(desc=f'{what} {self.archive.name}', disable=None if self.progress else True, **kwargs)
+
+    def _download(self) -> None:
+        with self._bar('Downloading', unit='B', unit_scale=True) as bar:
+            _fetch(self.url, self.part, bar)
+        if self.archive.md5:
+            with open(self.part, 'rb') as file:
+                digest = hashlib.md5(usedforsecurity=False)
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+            if digest.hexdigest() != self.archive.md5:
+                _discard(self.part)
+                raise ValueError(
+                    f'Expected MD5 {self.archive.md5} of {self.url}, but got {digest.hexdigest()}: '
+                    'the file was removed, try again.')
+        os.replace(self.part, self.file)
+        _discard(self.part)
+
+    def _unpack(self) -> None:
+        if self.temporary.exists():
+            shutil.rmtree(self.temporary)
+        self.temporary.mkdir()
+        try:
+            unpack = _unpack_tar if self.file.suffix == '.tar' else _unpack_zip
+            with self._bar('Unpacking', unit='file') as bar:
+                unpack(self.file, self.temporary, bar)
+            if not self._is_complete(self.temporary):
+                raise tarfile.ReadError(f'some of {", ".join(self.archive.proof)} is missing')
+        except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            self.file.unlink()
+            raise ValueError(
+                f'Expected a sound archive from {self.url}, but got one that cannot be unpacked ({error}): '
+                'it was removed, try again.') from error
+
+
+def _fetch(url: str, part: Path, bar: tqdm) -> None:
+    """Fetch a file, or what is missing of it, in as many attempts as it takes unless they bring nothing new."""
+    most, failures = -1, 0
+    while True:
+        try:
+            return _fetch_rest(url, part, bar)
+        except _ConnectionLostError as error:
+            size = part.stat().st_size if part.exists() else 0
+            failures = 1 if size > most else failures + 1
+            most = max(most, size)
+            if failures == _ATTEMPTS:
+                raise OSError(
+                    f'Expected all of {url}, but got {error}: check the connection and try again, which goes on where '
+                    f'this ended, or set {BASE_URL_VARIABLE} to the address of a mirror.') from error
+            time.sleep(_BACKOFF * 2 ** (failures - 1))
+
+
+def _fetch_rest(url: str, part: Path, bar: tqdm) -> None:
+    state = _read_state(part)
+    start = part.stat().st_size if state else 0
+    headers = {'User-Agent': 'timm_splicemix'}
+    if start:
+        headers.update({'Range': f'bytes={start}-', 'If-Range': state['validator']})
+    with _open(url, headers) as response:
+        if response.status == 416 and (_content_range(response.headers)[1] or state['size']) == start:
+            return  # killed when all had come, before it was checked
+        anew = not start or response.status == 200
+        if not anew and not _continues(response, start, state):
+            _discard(part)
+            return _fetch_rest(url, part, bar)
+        if anew:
+            start, length = 0, response.headers.get('Content-Length')
+            size = None if length is None else int(length)
+        else:
+            size = state['size']  # of all, while the answer may be less than the rest
+        _check_space(url, part, size)
+        with open(part, 'wb' if anew else 'ab') as file:
+            if anew:  # the file is empty by now, so it doesn't mix with the state of another
+                _write_json(_state_file(part), {'validator': _validator(response.headers), 'size': size})
+            bar.reset(total=size)
+            bar.initial = bar.n = bar.last_print_n = start
+            bar.refresh()
+            while chunk := _read(response):
+                file.write(chunk)
+                bar.update(len(chunk))
+            got = file.tell()
+    if size is not None and got != size:
+        raise _ConnectionLostError(f'{got} of {size} bytes')
+
+
+class _ConnectionLostError(Exception):
+    """What another attempt may mend, unlike errors of the disk."""
+
+
+def _open(url: str, headers: dict[str, str]) -> Any:
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and 'Range' in headers:
+            return error  # which is the answer too
+        error.close()
+        found = f'HTTP {error.code} ({error.reason})'
+        if error.code >= 500 or error.code in (408, 429):
+            raise _ConnectionLostError(found) from error
+        raise OSError(
+            f'Expected a file at {url}, but got {found}: '
+            f'set {BASE_URL_VARIABLE} to the address of a mirror that has it.') from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _ConnectionLostError(f'no connection ({getattr(error, "reason", error)})') from error
+
+
+def _read(response: Any) -> bytes:
+    try:
+        return response.read(_CHUNK)
+    except (OSError, http.client.HTTPException) as error:
+        raise _ConnectionLostError(f'a broken connection ({error!r})') from error
+
+
+def _continues(response: Any, start: int, state: Mapping[str, Any]) -> bool:
+    """Whether an answer is the rest of the very file that the state tells of; not all servers heed If-Range."""
+    begin, size = _content_range(response.headers)
+    same = _validator(response.headers) in (None, state['validator'])
+    return response.status == 206 and begin == start and size in (None, state['size']) and same
+
+
+def _content_range(headers: Mapping[str, str]) -> tuple[Optional[int], Optional[int]]:
+    """First byte and size of the whole file, from 'bytes 5-9/10' or 'bytes */10'."""
+    span, _, size = headers.get('Content-Range', '').removeprefix('bytes ').partition('/')
+    begin = span.partition('-')[0]
+    return int(begin) if begin.isdecimal() else None, int(size) if size.isdecimal() else None
+
+
+def _validator(headers: Mapping[str, str]) -> Optional[str]:
+    """What changes with the file, in the form of If-Range, which takes no weak ETag."""
+    etag = headers.get('ETag')
+    return etag if etag and not etag.startswith('W/') else headers.get('Last-Modified')
+
+
+def _state_file(part: Path) -> Path:
+    return part.with_name(f'{part.name}.json')
+
+
+def _read_state(part: Path) -> Optional[dict[str, Any]]:
+    """Size and validator of what a part is a part of; None if it cannot be told, and the part is of no use."""
+    try:
+        state = json.loads(_state_file(part).read_text(encoding='utf-8'))
+    except (FileNotFoundError, ValueError):
+        return None
+    return state if part.exists() and state['validator'] else None
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f'{path.name}.tmp')
+    temporary.write_text(json.dumps(value, sort_keys=True) + '\n', encoding='utf-8')
+    os.replace(temporary, path)
+
+
+def _discard(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    _state_file(part).unlink(missing_ok=True)
+
+
+def _check_space(url: str, part: Path, size: Optional[int]) -> None:
+    """Refuse what won't fit: an archive and its files, which images don't make much larger."""
+    if size is None:
+        return
+    needed = 2 * size - (part.stat().st_size if part.exists() else 0)
+    free = shutil.disk_usage(part.parent).free
+    if free < needed:
+        raise ValueError(
+            f'Expected {needed / 1e9:.1f} GB of free disk space in {part.parent.parent} to download and unpack {url}, '
+            f'but got {free / 1e9:.1f} GB: free some, or choose another folder.')
+
+
+def _unpack_tar(file: Path, folder: Path, bar: tqdm) -> None:
+    with tarfile.open(file) as archive:
+        members = archive.getmembers()
+        bar.reset(total=len(members))
+        for member in members:
+            archive.extract(member, folder, filter='data')
+            bar.update()
+
+
+def _unpack_zip(file: Path, folder: Path, bar: tqdm) -> None:
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        for member in members:
+            path = PureWindowsPath(member.filename)  # which knows either separator, and drives
+            if path.anchor or '..' in path.parts:
+                raise zipfile.BadZipFile(f"'{member.filename}' would be outside of the folder")
+        bar.reset(total=len(members))
+        for member in members:
+            archive.extract(member, folder)  # checks the CRC
+            bar.update()
+
+
+def _move_into_place(archive: Archive, source: Path, root: Path) -> None:
+    if not archive.last:
+        target = root / archive.folder
+        if target.is_dir():
+            target.rmdir()  # empty, but Windows would not replace it
+        os.replace(source / archive.folder, target)
+        return
+    files = sorted(path.relative_to(source) for path in (source / archive.folder).rglob('*') if path.is_file())
+    files.sort(key=lambda path: (path.as_posix() in archive.last, 'ImageSets' in path.parts))
+    for path in files:
+        target = root / path
+        if not target.exists():  # from an interrupted move, or the user's own
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(source / path, target)
