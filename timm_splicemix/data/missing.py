@@ -1,0 +1,51 @@
+""" Missing labels: protocols that hide a part of the labels of a training set """
+from typing import Union
+
+import torch
+
+# How many of n labels an image keeps; counted from the lists that the missing-label papers share.
+_KEPT = {
+    '75': lambda n: n // 2 + 1,
+    '40': lambda n: n // 5 + 1,
+    'single': torch.ones_like,
+}
+
+
+def parse_keep_labels(text: Union[str, float]) -> Union[str, float]:
+    """Read '75', '40', 'single' or a probability."""
+    if str(text) in _KEPT:
+        return str(text)
+    try:
+        probability = float(text)
+    except ValueError:
+        probability = -1.
+    if not 0 < probability < 1:
+        raise ValueError(
+            f"Expected keep_labels to be 75, 40, single or a probability between 0 and 1, but got '{text}'.")
+    return probability
+
+
+def keep_labels(targets: torch.Tensor, protocol: Union[str, float], seed: int = 0) -> torch.Tensor:
+    """ Hide a part of the labels.
+
+    '75', '40' and 'single' keep floor(n / 2) + 1, floor(n / 5) + 1 or 1 of the n labels of each image, chosen
+    uniformly; the others become 0, as if absent. A probability P keeps each entry, present or absent, with probability
+    P; the others become -1, unknown.
+
+    Args:
+        targets: (N, classes) of 1, 0 and -1.
+        protocol: '75', '40', 'single' or P.
+        seed: Seed of the choice.
+
+    Returns:
+        New targets.
+    """
+    protocol = parse_keep_labels(protocol)
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.rand(targets.shape, generator=generator)
+    if not isinstance(protocol, str):
+        return targets.masked_fill(draws >= protocol, -1)
+    present = targets == 1
+    count = present.sum(dim=1, keepdim=True)
+    ranks = draws.masked_fill(~present, 2.).argsort(dim=1).argsort(dim=1)  # present labels first, in random order
+    return targets.masked_fill(present & (ranks >= _KEPT[protocol](count)), 0)
