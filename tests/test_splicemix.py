@@ -35,7 +35,9 @@ def test_grids_are_read_from_their_grammar():
     assert tsm.parse_grids(' 2x2 , 3x3-0@2 ') == (tsm.Grid(2, 2), tsm.Grid(3, 3, drop=0, weight=2.))
 
 
-@pytest.mark.parametrize('text', ['1x2', '2x2@0.5', '2x3-2', '3x3-0', '2x3-1@0.25', '10x1@1e-05', '2x2@123456'])
+@pytest.mark.parametrize('text', [
+    '1x2', '2x2@0.5', '2x3-2', '3x3-0', '2x3-1@0.25', '10x1@1e-05', '2x2@123456', '2x2@.5e3',
+    '2x2@0.30000000000000004'])
 def test_a_grid_as_text_gives_the_grammar_back(text):
     grid, = tsm.parse_grids(text)
     assert tsm.parse_grids(str(grid)) == (grid,)
@@ -511,6 +513,39 @@ def test_what_is_drawn_depends_on_seed_rank_epoch_and_step_alone():
     assert plan_values(resumed.plan(32)) == base
 
 
+def test_asymmetric_grids_are_flipped_half_of_the_time():
+    for mode in tsm.SpliceMix.MODES:
+        mixer = tsm.SpliceMix('1x3', mode=mode, ratio=1 / 16)
+        wide = sum(mixer.plan(16).records[0].grid.rows == 1 for _ in range(8000))
+        assert abs(wide / 8000 - 0.5) < 0.02
+
+
+@pytest.mark.parametrize('kwargs', [{'ratio': 'ref'}, {'batch': 'exclusive', 'ratio': 1.}])
+def test_elem_mode_fills_up_with_the_grids_that_fit(kwargs):
+    mixer = tsm.SpliceMix('1x2,3x3', mode='elem', drop_prob=0, **kwargs)
+    for size in (8, 16, 17):
+        for _ in range(20):
+            plan = mixer.plan(size)
+            sources = [source for record in plan.records for source in in_sight(record)]
+            assert len(set(sources)) == len(sources) >= size - 1  # all but one that no grid of two can hold
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize('memory_format', [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize('batch', tsm.SpliceMix.BATCHES)
+def test_nothing_is_decided_from_values_on_a_device(dtype, memory_format, batch):
+    images, targets = make_batch(16, height=14, width=10, dtype=dtype)
+    on_device = images.contiguous(memory_format=memory_format).to('meta')  # has no values to look at
+    for labels in (targets, torch.arange(16) % 5):
+        mixer = tsm.SpliceMix(batch=batch, num_classes=5, mode='elem', ratio=0.5, fill=3.)
+        plan = mixer.plan(16)
+        mixed_images, mixed_targets = mixer.apply(on_device, labels.to('meta'), plan)
+        expected_images, expected_targets = mixer.apply(images, labels, plan)
+        assert mixed_images.shape == expected_images.shape and mixed_images.dtype == dtype
+        assert mixed_images.is_contiguous(memory_format=memory_format)
+        assert mixed_targets.shape == expected_targets.shape and mixed_targets.dtype == expected_targets.dtype
+
+
 def test_drawing_leaves_the_global_generator_alone():
     state = torch.get_rng_state()
     tsm.SpliceMix().plan(32)
@@ -550,6 +585,12 @@ def test_repr_says_how_it_mixes():
     ({'prob': math.nan}, 'Expected prob '),
     ({'drop_prob': 1.1}, 'Expected drop_prob'),
     ({'drop_prob': -0.1}, 'Expected drop_prob'),
+    ({'prob': None}, 'Expected prob '),
+    ({'ratio': None}, 'Expected ratio'),
+    ({'grids': [2]}, 'Expected at least one grid'),
+    ({'fill': 'abc'}, 'Expected fill'),
+    ({'fill': math.nan}, 'Expected fill'),
+    ({'num_classes': 0}, 'Expected num_classes'),
     ({'mode': 'pair'}, 'Expected mode'),
     ({'batch': 'replace'}, 'Expected batch'),
 ])
@@ -566,6 +607,7 @@ IMAGES, TARGETS = make_batch(4)
     (IMAGES[None], TARGETS[:1], r'Expected images of shape \(B, C, H, W\)'),
     (IMAGES.int(), TARGETS, 'floating point type or uint8'),
     (IMAGES, TARGETS[:3], '3 targets for 4 images'),
+    (IMAGES, TARGETS.to('meta'), 'on one device'),
     (IMAGES, torch.tensor([0, 1, 2, 0]), 'num_classes'),
     (IMAGES, torch.tensor([0., 1., 0., 1.]), r'Expected targets of shape \(B, classes\)'),
     (IMAGES, TARGETS * 2 + 1, r'Expected targets in \[0, 1\]'),
@@ -585,6 +627,24 @@ def test_bad_batches_are_refused(images, targets, message, entry):
             tsm.splice(images, targets, record)
 
 
+def test_targets_of_another_number_of_classes_are_refused():
+    with pytest.raises(ValueError, match='Expected targets of 80 classes, but got 5'):
+        tsm.SpliceMix('2x2', num_classes=80)(IMAGES, TARGETS)
+
+
+@pytest.mark.parametrize('sizes', [(2., 2), (2, '2'), (2, 2, 1.)])
+def test_a_grid_of_what_is_no_integer_is_refused(sizes):
+    with pytest.raises(ValueError, match='to be an integer'):
+        tsm.Grid(*sizes)
+
+
+def test_grids_may_be_given_one_by_one():
+    expected = tsm.parse_grids('1x2,2x2-1')
+    for grids in (['1x2', '2x2-1'], expected, [expected[0], '2x2-1']):
+        assert tsm.SpliceMix(grids).grids == expected
+    assert tsm.SpliceMix(expected[0]).grids == expected[:1]
+
+
 def test_classes_out_of_range_are_refused():
     for classes in ([0, 1, 2, 5], [0, -1, 2, 3]):
         with pytest.raises(ValueError, match='Expected integer targets from 0 to 4'):
@@ -592,11 +652,25 @@ def test_classes_out_of_range_are_refused():
 
 
 def test_a_plan_for_another_batch_is_refused():
-    plan = tsm.SpliceMix('2x2', drop_prob=0, ratio=1.).plan(8)
-    with pytest.raises(ValueError, match='Expected a plan for 4 images'):
-        tsm.SpliceMix('2x2').apply(IMAGES, TARGETS, plan)
+    mixer = tsm.SpliceMix('2x2', drop_prob=0, ratio=1.)
+    for size in (8, 3):
+        with pytest.raises(ValueError, match=f'Expected a plan for 4 images, but got one for {size}'):
+            mixer.apply(IMAGES, TARGETS, mixer.plan(size))
     with pytest.raises(ValueError, match='Expected sources among the 4 images'):
-        tsm.splice(IMAGES, TARGETS, plan.records[0])
+        tsm.splice(IMAGES, TARGETS, mixer.plan(8).records[0])
+    for kept in ([0, 4], [-1, 0]):
+        with pytest.raises(ValueError, match='Expected a plan for 4 images, but got one that keeps'):
+            mixer.apply(IMAGES, TARGETS, tsm.MixPlan(torch.tensor(kept)))
+
+
+@pytest.mark.parametrize('kept', [[1, 2], [3, 2, 1, 0], []])
+@pytest.mark.parametrize('mixed', [0, 1])
+def test_the_images_that_a_plan_keeps_are_kept_in_its_order(kept, mixed):
+    records = (tsm.sample_record(4, tsm.Grid(2, 2), 1),) * mixed
+    plan = tsm.MixPlan(torch.tensor(kept, dtype=torch.int64), records)
+    images, targets = tsm.SpliceMix('2x2').apply(IMAGES, TARGETS, plan)
+    assert len(images) == len(targets) == len(kept) + mixed
+    assert torch.equal(images[:len(kept)], IMAGES[kept]) and torch.equal(targets[:len(kept)], TARGETS[kept])
 
 
 @pytest.mark.parametrize('out', [torch.empty(2, 3, 12, 12), torch.empty(1, 3, 12, 12, dtype=torch.float64)])

@@ -1,5 +1,6 @@
 """ What happens to a batch """
 from .grid import Grid, parse_grids
-from .splicemix import MixPlan, SpliceMix, SpliceRecord, sample_record, splice, split_cells
+from .record import MixPlan, SpliceRecord, sample_record
+from .splicemix import SpliceMix, splice, split_cells
 
 __all__ = ['Grid', 'MixPlan', 'SpliceMix', 'SpliceRecord', 'parse_grids', 'sample_record', 'splice', 'split_cells']

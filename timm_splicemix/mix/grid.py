@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Optional
 
-_GRID_GRAMMAR = re.compile(r'(\d+)x(\d+)(?:-(\d+))?(?:@(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+))?')
+_GRID_GRAMMAR = re.compile(r'(\d+)x(\d+)(?:-(\d+))?(?:@((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?')
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,10 @@ class Grid:
     weight: float = 1.
 
     def __post_init__(self):
+        for name in ('rows', 'cols', 'drop'):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (name == 'drop' and value is None):
+                raise ValueError(f'Expected {name} of a grid to be an integer, but got {value!r}.')
         if self.rows < 1 or self.cols < 1:
             raise ValueError(f"Expected a grid of at least 1x1, but got '{self.rows}x{self.cols}'.")
         if self.drop is not None and not 0 <= self.drop < self.cells:
@@ -42,7 +46,7 @@ class Grid:
 
     def __str__(self) -> str:
         drop = '' if self.drop is None else f'-{self.drop}'
-        weight = '' if self.weight == 1 else f'@{self.weight:.12g}'
+        weight = '' if self.weight == 1 else f'@{float(self.weight)!r}'
         return f'{self.rows}x{self.cols}{drop}{weight}'
 
 

@@ -3,141 +3,17 @@
 A mixed image is an r x c grid of downsampled images of the batch, its label is the union of theirs. Everything random
 is drawn first, into a `MixPlan` of `SpliceRecord`s that can be printed, stored and replayed; applying a plan is a pure
 function.
-
-Records and plans live on the CPU, so nothing here ever waits for a GPU.
 """
 import hashlib
 import math
-from collections import deque
-from dataclasses import dataclass
 from numbers import Real
-from typing import Iterator, Optional, Sequence, Union
+from typing import Optional, Sequence, Union
 
 import torch
 import torch.nn.functional as F
 
 from .grid import Grid, parse_grids
-
-
-@dataclass(frozen=True, eq=False)
-class SpliceRecord:
-    """ How M mixed images of one grid are made.
-
-    Args:
-        grid: The grid as it is laid out, after a possible flip.
-        sources: (M, cells) int64, row-major: which image of the batch fills which cell.
-        dropped: (M, cells) bool: the cells that are left empty.
-    """
-    grid: Grid
-    sources: torch.Tensor
-    dropped: torch.Tensor
-
-    def __post_init__(self):
-        shape = (len(self.sources), self.grid.cells)
-        if self.sources.shape != shape or self.dropped.shape != shape:
-            raise ValueError(
-                f'Expected sources and dropped of shape (M, {self.grid.cells}) for a {self.grid} grid, '
-                f'but got {tuple(self.sources.shape)} and {tuple(self.dropped.shape)}.')
-
-    @property
-    def num_mixed(self) -> int:
-        return len(self.sources)
-
-
-@dataclass(frozen=True, eq=False)
-class MixPlan:
-    """ Everything that is random about one mixed batch.
-
-    Args:
-        kept: (K,) int64, the regular images that stay in the batch, in their order.
-        records: The mixed images that follow them; () when the batch is not mixed.
-    """
-    kept: torch.Tensor
-    records: tuple[SpliceRecord, ...] = ()
-
-    @property
-    def num_mixed(self) -> int:
-        return sum(record.num_mixed for record in self.records)
-
-
-def _draw_dropped(num_dropped: Sequence[int], cells: int, generator: Optional[torch.Generator]) -> torch.Tensor:
-    """Choose which cells of each mixed image are dropped: (M, cells) bool with num_dropped[m] true values in row m."""
-    ranks = torch.rand(len(num_dropped), cells, generator=generator).argsort(dim=1).argsort(dim=1)  # (M, cells)
-    return ranks < torch.tensor(num_dropped, dtype=torch.int64).view(-1, 1)
-
-
-def _endless_permutations(batch_size: int, generator: Optional[torch.Generator]) -> Iterator[int]:
-    while True:
-        yield from torch.randperm(batch_size, generator=generator).tolist()
-
-
-def _deal_sources(
-        batch_size: int,
-        dropped: Sequence[torch.Tensor],
-        generator: Optional[torch.Generator],
-) -> list[torch.Tensor]:
-    """ Deal the images of the batch to the cells of all records.
-
-    Every image is dealt once before any is dealt twice, and no mixed image gets the same one twice unless it has more
-    cells than the batch has images. The cells that are seen are served first, so that what is used up are images in
-    sight; a dropped cell gets an image only to have one.
-    """
-    stream = _endless_permutations(batch_size, generator)
-    passed_over: deque[int] = deque()  # dealt from the stream but not fitting yet, to be used before anything new
-
-    def deal(in_use: set[int]) -> int:
-        if len(in_use) == batch_size:
-            in_use.clear()
-        for position, image in enumerate(passed_over):
-            if image not in in_use:
-                del passed_over[position]
-                break
-        else:
-            image = next(stream)
-            while image in in_use:
-                passed_over.append(image)
-                image = next(stream)
-        in_use.add(image)
-        return image
-
-    sources = [[[-1] * mask.shape[1] for _ in range(len(mask))] for mask in dropped]
-    in_use = [[set() for _ in range(len(mask))] for mask in dropped]
-    for hidden in (False, True):
-        for record, mask in enumerate(dropped):
-            for row, col in (mask == hidden).nonzero().tolist():
-                sources[record][row][col] = deal(in_use[record][row])
-    return [torch.tensor(s, dtype=torch.int64).view(mask.shape) for s, mask in zip(sources, dropped)]
-
-
-def sample_record(
-        batch_size: int,
-        grid: Grid,
-        num_mixed: int,
-        num_dropped: int = 0,
-        *,
-        generator: Optional[torch.Generator] = None,
-) -> SpliceRecord:
-    """ Draw which images of a batch fill which cells of `num_mixed` mixed images.
-
-    Args:
-        batch_size: Number of images to draw from.
-        grid: Layout of every mixed image.
-        num_mixed: Number of mixed images.
-        num_dropped: Number of cells dropped from each of them, at places drawn for each.
-        generator: Source of randomness, torch's default one if None.
-
-    Returns:
-        The record to be given to `splice`.
-    """
-    if batch_size < 1:
-        raise ValueError(f'Expected a batch of at least one image, but got batch_size={batch_size}.')
-    if num_mixed < 0:
-        raise ValueError(f'Expected num_mixed to be at least 0, but got {num_mixed}.')
-    if not 0 <= num_dropped < grid.cells:
-        raise ValueError(f'Expected num_dropped from 0 to {grid.cells - 1} for a {grid} grid, but got {num_dropped}.')
-    dropped = _draw_dropped([num_dropped] * num_mixed, grid.cells, generator)
-    sources, = _deal_sources(batch_size, [dropped], generator)
-    return SpliceRecord(grid, sources, dropped)
+from .record import MixPlan, SpliceRecord, deal_sources, draw_dropped
 
 
 def _check_batch(images: torch.Tensor, targets: torch.Tensor) -> None:
@@ -225,10 +101,10 @@ def _gather_small(
 ) -> torch.Tensor:
     """ images[index], resized bilinearly with aligned corners.
 
-    The ways on the CPU differ in speed alone, by up to four times. torch resizes floating point images of up to three
-    channels, and all uint8 images, with the same arithmetic in both memory formats, but faster in channels_last (and
-    fails on contiguous uint8 images that shrink to one pixel); where rows keep their places, resizing along them is all
-    there is to do.
+    The ways on the CPU differ in speed alone, by up to four times, as long as values are finite. torch resizes floating
+    point images of up to three channels, and all uint8 images, with the same arithmetic in both memory formats, but
+    with one thread faster in channels_last (and fails on contiguous uint8 images that shrink to one pixel); where rows
+    keep their places, resizing along them is all there is to do.
     """
     on_cpu = images.device.type == 'cpu'
     if not on_cpu or _is_channels_last(images) or images.shape[1] > 3:
@@ -240,7 +116,7 @@ def _gather_small(
         planes = _gather(images, index, False, scratch).unbind(1)  # interleaving them is faster than gathering so
         picked = torch.stack(planes, dim=-1).permute(0, 3, 1, 2)
     else:
-        picked = _gather(images, index, True, scratch)
+        picked = _gather(images, index, torch.get_num_threads() == 1, scratch)
     if picked.dtype == torch.uint8 and not on_cpu:  # only the CPU interpolates integers
         return _resize(picked.float(), height, width).round_().to(torch.uint8)
     return _resize(picked, height, width)
@@ -275,7 +151,7 @@ def splice(
         images: (B, C, H, W), of a floating point type or uint8, contiguous or channels_last.
         targets: (B, classes), multi-hot with -1 for unknown, or soft.
         record: Which image fills which cell.
-        out: Where to write the mixed images, (M, C, H, W); a new tensor if None.
+        out: Where to write the mixed images, (M, C, H, W), not to share memory with `images`; a new tensor if None.
         fill: Value of a dropped cell, one for all channels or one for each. 0 is the mean colour of normalised images.
 
     Returns:
@@ -366,8 +242,19 @@ def _one_hot(targets: torch.Tensor, num_classes: int) -> torch.Tensor:
     return zeros.scatter_(1, targets.long().unsqueeze(1), 1.)
 
 
+def _as_grids(grids: Union[str, Grid, Sequence[Union[str, Grid]]]) -> tuple[Grid, ...]:
+    if isinstance(grids, str):
+        return parse_grids(grids)
+    if isinstance(grids, Grid):
+        return (grids,)
+    grids = tuple(part for grid in grids for part in (parse_grids(grid) if isinstance(grid, str) else (grid,)))
+    if not grids or not all(isinstance(grid, Grid) for grid in grids):
+        raise ValueError(f"Expected at least one grid, such as '2x2', but got {list(grids)}.")
+    return grids
+
+
 def _check_probability(name: str, value: float) -> float:
-    if not 0 <= value <= 1:
+    if not isinstance(value, Real) or not 0 <= value <= 1:
         raise ValueError(f'Expected {name} to be a probability from 0 to 1, but got {value}.')
     return float(value)
 
@@ -388,7 +275,8 @@ class SpliceMix:
 
     Args:
         grids: Grids to choose from, as text or a sequence of `Grid`. One with rows != cols is flipped half of the time.
-        ratio: Number of mixed images as a part of the batch size, or 'ref' for floor(B / (rows * cols - dropped)).
+        ratio: Number of mixed images as a part of the batch size, or 'ref' for floor(B / (rows * cols - dropped)); with
+            grids drawn for each mixed image, 'ref' goes on until every image is in sight once, as near as they fit.
         drop_prob: Probability of dropping cells, 1 to rows * cols - 1 of them, of a grid that doesn't fix their number.
         prob: Probability of mixing a batch at all.
         mode: Draw grid, flip and number of dropped cells once per 'batch' or for each mixed image ('elem').
@@ -405,7 +293,7 @@ class SpliceMix:
 
     def __init__(
             self,
-            grids: Union[str, Sequence[Grid]] = '1x2,2x2,2x3',
+            grids: Union[str, Grid, Sequence[Union[str, Grid]]] = '1x2,2x2,2x3',
             ratio: Union[float, str] = 0.25,
             drop_prob: float = 0.3,
             prob: float = 1.0,
@@ -416,15 +304,18 @@ class SpliceMix:
             seed: int = 0,
             rank: Optional[int] = None,
     ):
-        self.grids = parse_grids(grids) if isinstance(grids, str) else tuple(grids)
-        if not self.grids:
-            raise ValueError("Expected at least one grid, such as '2x2', but got an empty list.")
-        if ratio != 'ref' and (isinstance(ratio, str) or not 0 <= ratio < math.inf):
+        self.grids = _as_grids(grids)
+        if ratio != 'ref' and (not isinstance(ratio, Real) or not 0 <= ratio < math.inf):
             raise ValueError(f"Expected ratio to be a number of at least 0 or 'ref', but got {ratio!r}.")
         if mode not in self.MODES:
             raise ValueError(f'Expected mode to be one of {", ".join(self.MODES)}, but got {mode!r}.')
         if batch not in self.BATCHES:
             raise ValueError(f'Expected batch to be one of {", ".join(self.BATCHES)}, but got {batch!r}.')
+        if num_classes is not None and num_classes < 1:
+            raise ValueError(f'Expected num_classes of at least 1, but got {num_classes}.')
+        fills = [fill] if isinstance(fill, Real) else fill
+        if isinstance(fills, str) or not all(isinstance(value, Real) and math.isfinite(value) for value in fills):
+            raise ValueError(f'Expected fill to be a number, or one for each channel, but got {fill!r}.')
         self.ratio = ratio
         self.drop_prob = _check_probability('drop_prob', drop_prob)
         self.prob = _check_probability('prob', prob)
@@ -468,19 +359,19 @@ class SpliceMix:
         self._step += 1
         everything = torch.arange(batch_size)
         if not self.mixup_enabled or float(torch.rand((), generator=generator)) >= self.prob:
-            return MixPlan(everything)
+            return MixPlan(everything, (), batch_size)
         layouts = self._draw_layouts(batch_size, generator)
         if not layouts:
-            return MixPlan(everything)
+            return MixPlan(everything, (), batch_size)
 
         by_shape: dict[tuple[int, int], list[int]] = {}
         for rows, cols, num_dropped in layouts:
             by_shape.setdefault((rows, cols), []).append(num_dropped)
         grids = [Grid(rows, cols) for rows, cols in by_shape]
-        dropped = [_draw_dropped(drops, grid.cells, generator) for grid, drops in zip(grids, by_shape.values())]
-        sources = _deal_sources(batch_size, dropped, generator)
+        dropped = [draw_dropped(drops, grid.cells, generator) for grid, drops in zip(grids, by_shape.values())]
+        sources = deal_sources(batch_size, dropped, generator)
         records = tuple(SpliceRecord(*record) for record in zip(grids, sources, dropped))
-        return MixPlan(self._kept(everything, records), records)
+        return MixPlan(self._kept(everything, records), records, batch_size)
 
     def apply(self, images: torch.Tensor, targets: torch.Tensor, plan: MixPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """ Mix a batch as planned.
@@ -499,11 +390,15 @@ class SpliceMix:
                                  'set SpliceMix(num_classes=...).')
             targets = _one_hot(targets, self.num_classes)
         _check_batch(images, targets)
+        if self.num_classes is not None and targets.shape[1] != self.num_classes:
+            raise ValueError(f'Expected targets of {self.num_classes} classes, but got {targets.shape[1]}.')
+        if plan.batch_size not in (None, len(images)):
+            raise ValueError(f'Expected a plan for {len(images)} images, but got one for {plan.batch_size}.')
         num_kept = len(plan.kept)
-        if num_kept and int(plan.kept.max()) >= len(images):
-            raise ValueError(
-                f'Expected a plan for {len(images)} images, but got one that keeps image {int(plan.kept.max())}.')
-        if not plan.records:
+        if num_kept and not 0 <= int(plan.kept.min()) <= int(plan.kept.max()) < len(images):
+            raise ValueError(f'Expected a plan for {len(images)} images, but got one that keeps {plan.kept.tolist()}.')
+        keeps_all = torch.equal(plan.kept, torch.arange(len(images)))
+        if keeps_all and not plan.records:
             return images, targets
 
         out = _empty(images, num_kept + plan.num_mixed)
@@ -515,24 +410,27 @@ class SpliceMix:
             scratch = _flat(out[:record.num_mixed]) if record.num_mixed <= num_kept else None
             mixed_targets.append(_splice_into(out[start:end], images, targets, record, self.fill, scratch))
             start = end
-        if num_kept < len(images):
-            kept = plan.kept.to(images.device, non_blocking=True)
-            images, targets = _gather(images, kept, _is_channels_last(images)), targets.index_select(0, kept)
-        out[:num_kept].copy_(images)
-        return out, torch.cat([targets, *mixed_targets])
+        if keeps_all:
+            out[:num_kept].copy_(images)
+            return out, torch.cat([targets, *mixed_targets])
+        kept = plan.kept.to(images.device, non_blocking=True)
+        if images.requires_grad:
+            out[:num_kept].copy_(images.index_select(0, kept))
+        elif num_kept:
+            _gather(images, kept, _is_channels_last(images), _flat(out[:num_kept]))
+        return out, torch.cat([targets.index_select(0, kept), *mixed_targets])
 
     def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.apply(images, targets, self.plan(len(images)))
 
     def _generator(self) -> torch.Generator:
         rank = _distributed_rank() if self.rank is None else self.rank
-        counters = f'{self.seed} {rank} {self._epoch} {self._step}'
+        counters = ' '.join(str(int(counter)) for counter in (self.seed, rank, self._epoch, self._step))
         digest = hashlib.blake2b(counters.encode(), digest_size=4).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, 'little'))  # torch's CPU generator uses 32 bits
 
-    def _draw_layout(self, generator: torch.Generator) -> tuple[int, int, int]:
-        """Draw rows, columns and number of dropped cells."""
-        grid = self.grids[int(torch.multinomial(self._weights, 1, generator=generator))]
+    def _draw_layout(self, grid: Grid, generator: torch.Generator) -> tuple[int, int, int]:
+        """Draw rows, columns and number of dropped cells of a grid."""
         flip, drop = torch.rand(2, generator=generator).tolist()
         if grid.rows != grid.cols and flip < 0.5:
             grid = grid.flipped()
@@ -548,14 +446,21 @@ class SpliceMix:
             limit = min(limit, batch_size)
         # With 'ref' and 'exclusive' the cells in sight are at most the images there are.
         in_sight_limit = batch_size if self.ratio == 'ref' or self.batch == 'exclusive' else math.inf
-        shared = self._draw_layout(generator) if self.mode == 'batch' else None
+        weights = self._weights.clone()
         layouts, in_sight = [], 0
-        while len(layouts) < limit:
-            rows, cols, num_dropped = shared or self._draw_layout(generator)
-            in_sight += rows * cols - num_dropped
-            if in_sight > in_sight_limit:
+        layout = None
+        while len(layouts) < limit and weights.any():
+            if layout is None or self.mode == 'elem':
+                choice = int(torch.multinomial(weights, 1, generator=generator))
+                layout = self._draw_layout(self.grids[choice], generator)
+            rows, cols, num_dropped = layout
+            if in_sight + rows * cols - num_dropped <= in_sight_limit:
+                in_sight += rows * cols - num_dropped
+                layouts.append(layout)
+            elif self.mode == 'batch':
                 break
-            layouts.append((rows, cols, num_dropped))
+            else:
+                weights[choice] = 0.  # what is left of the images goes to smaller grids
         return layouts
 
     def _kept(self, everything: torch.Tensor, records: tuple[SpliceRecord, ...]) -> torch.Tensor:
