@@ -13,13 +13,14 @@ help:  ## list the commands
 
 # The stamp is newer than what names the dependencies, so a second run installs nothing.
 $(INSTALLED): setup.cfg pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[plot,test,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[hfds,plot,test,dev]'
 	touch $@
 
 quickstart: $(INSTALLED)  ## generate the embedded data set and draw a SpliceMixed batch of it
 	$(BIN)/python -m timm_splicemix.preview --dataset shapes --data-dir $(QUICKSTART_DIR)/shapes \
+		--batch-size 8 --img-size 112 --columns 8 --splicemix-ratio 0.5 --splicemix-mode elem --seed 7 \
 		--output $(QUICKSTART_DIR)/preview.png
 
 test: $(INSTALLED)  ## run the tests (a few minutes)
@@ -33,6 +34,9 @@ lint: $(INSTALLED)  ## check style
 
 bench: $(INSTALLED)  ## run the benchmarks
 	$(BIN)/python benchmarks/mixer.py
+	$(BIN)/python benchmarks/mixer.py --threads 2 --at-least 1
+	$(BIN)/python benchmarks/mixer.py --channels-last --at-least 1
+	$(BIN)/python benchmarks/loader.py
 
 clean:  ## remove the virtual environment and everything generated
 	rm -rf $(VENV) output build dist *.egg-info

@@ -11,7 +11,7 @@ import timm_splicemix as tsm
 
 PACKAGE = Path(tsm.__file__).parent
 ROOMS = {'mix', 'models', 'loss', 'task', 'data', 'metrics', 'engine', 'args', 'report', 'analysis'}
-COMMANDS = {'train', 'validate', 'predict', 'preview'}
+COMMANDS = {'train', 'validate', 'predict', 'preview', 'data.stats', 'data.check'}
 # Rooms that each room may import; a room that is not named may import all but commands.
 MAY_IMPORT = {
     'mix': set(), 'loss': set(), 'metrics': set(), 'models': set(), 'data': set(),
@@ -30,13 +30,21 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = '.'.join(package[:len(package) - node.level + 1]) if node.level else ''
             module = '.'.join(filter(None, (base, node.module)))
-            names |= {f'{module}.{alias.name}' for alias in node.names} if node.module is None else {module}
+            of_package = module == 'timm_splicemix' or node.module is None
+            names |= {f'{module}.{alias.name}' for alias in node.names} if of_package else {module}
     return names
 
 
 def files_and_rooms():
+    """Each file with its room; a command inside a room counts as a room of its own."""
     for path in sorted(PACKAGE.rglob('*.py')):
-        yield path, path.relative_to(PACKAGE).parts[0].removesuffix('.py')
+        parts = path.relative_to(PACKAGE).with_suffix('').parts
+        yield path, '.'.join(parts) if '.'.join(parts) in COMMANDS else parts[0]
+
+
+def imported_rooms(path: Path) -> set[str]:
+    names = {name.removeprefix('timm_splicemix.') for name in imports_of(path) if name.startswith('timm_splicemix.')}
+    return {name if name in COMMANDS else name.split('.')[0] for name in names}
 
 
 def test_the_exported_names_are_all_that_there_are():
@@ -49,9 +57,9 @@ def test_the_exported_names_are_all_that_there_are():
 def test_no_room_imports_what_it_may_not():
     seen = set()
     for path, room in files_and_rooms():
-        siblings = {name.split('.')[1] for name in imports_of(path) if name.startswith('timm_splicemix.')}
-        siblings -= {room}
+        siblings = imported_rooms(path) - {room}
         seen.add(room)
+        assert 'timm_splicemix' not in imports_of(path), f'{path} imports the package, and so all rooms'
         assert not siblings & COMMANDS, f'{path} imports a command'
         if room in MAY_IMPORT:
             assert siblings <= MAY_IMPORT[room], f'{path} imports {siblings - MAY_IMPORT[room]}'

@@ -1,8 +1,9 @@
+import itertools
 import sys
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 
 import timm_splicemix as tsm
 from timm_splicemix.preview import main
@@ -79,10 +80,16 @@ def test_without_grids_nothing_is_mixed(folders, tmp_path, capsys):
     (['--data-dir', '/no/such/folder'], '/no/such/folder'),
     (['--dataset', 'shapes', '--split', 'nonsense'], "but got 'nonsense'"),
     (['--output', 'preview.docx'], 'preview.docx'),
+    (['--output', 'preview.psd'], 'preview.psd'),
+    (['--data-dir', 'empty'], 'Found 0 images'),
+    (['--dataset', 'torch/nonsense'], 'torch/nonsense'),
+    (['--dataset', 'torch/mnist'], 'torch/mnist'),
+    (['--dataset', 'tfds/nonsense'], 'tfds/nonsense'),
     (['--nonsense'], '--nonsense'),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(folders, tmp_path, monkeypatch, capsys, flags, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / 'empty').mkdir()
     with pytest.raises(SystemExit) as caught:
         main(['--data-dir', str(folders), '--splicemix-ratio', '0.5', *flags])
     assert caught.value.code == 2
@@ -113,6 +120,40 @@ def test_targets_are_described_by_what_is_known_of_them():
     assert describe_target(torch.zeros(4), names) == 'nothing'
 
 
+def test_regular_and_mixed_images_are_labelled_by_their_numbers(monkeypatch):
+    texts = []
+    monkeypatch.setattr(ImageDraw.ImageDraw, 'text', lambda self, place, text, **kwargs: texts.append(text))
+    lines = []
+    monkeypatch.setattr(ImageDraw.ImageDraw, 'line', lambda self, place, **kwargs: lines.append(place))
+    record = tsm.SpliceRecord(tsm.Grid(1, 2), torch.tensor([[3, 1]]), torch.tensor([[False, True]]))
+    plan = tsm.MixPlan(torch.tensor([2, 3]), (record,))
+    images, targets = tsm.SpliceMix('1x2').apply(torch.zeros(4, 3, 80, 160, dtype=torch.uint8), torch.eye(4), plan)
+    draw_batch(images, targets, plan, ['a', 'b', 'c', 'd'], 'title')
+    assert texts == ['title', '#2: c', '#3: d', '#3', 'dropped', 'mixed 1x2: d']
+    assert len(lines) == 2  # a cross through the dropped cell
+
+
+def test_gray_images_streams_and_numbered_classes_can_be_drawn(tmp_path, monkeypatch, capsys):
+    class Stream(torch.utils.data.IterableDataset):
+        def __init__(self, transform):
+            self.transform = transform
+
+        def __iter__(self):
+            return ((self.transform(Image.new('L', (9, 9), 20 * index)), index % 3) for index in itertools.count())
+
+    monkeypatch.setattr('timm_splicemix.preview.create_dataset', lambda transform, **kwargs: Stream(transform))
+    main(['--output', str(tmp_path / 'p.png'), '--batch-size', '8', '--splicemix-grids', '2x2-1'])
+    assert '8 regular and 2 mixed images' in capsys.readouterr().out
+
+
+def test_the_seed_chooses_the_mixing_too(folders, tmp_path, monkeypatch):
+    seeds = []
+    real = tsm.SpliceMix.__init__
+    monkeypatch.setattr(tsm.SpliceMix, '__init__', lambda self, **kw: seeds.append(kw['seed']) or real(self, **kw))
+    main(['--data-dir', str(folders), '--seed', '5', '--output', str(tmp_path / 'p.png')])
+    assert seeds == [5]
+
+
 def test_a_batch_of_any_shape_can_be_drawn():
     for height, width in ((30, 60), (60, 30)):
         images = torch.zeros(8, 3, height, width, dtype=torch.uint8)
@@ -128,7 +169,7 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path.write_bytes(b'old')
 
     def fail(*args, **kwargs):
-        args[1].write(b'half')
+        args[1].write_bytes(b'half')
         raise OSError('No space left on device')
 
     monkeypatch.setattr(Image.Image, 'save', fail)

@@ -1,23 +1,32 @@
-""" Every code block of the README runs, and its tables say what is so """
+""" Every code block of the README and of the documents runs, and their tables say what is so """
 import argparse
 import re
 import shlex
 import sys
 
 import pytest
+from PIL import Image, ImageChops, ImageStat
 
 import timm_splicemix as tsm
 from tests.conftest import REPOSITORY
+from timm_splicemix.args import add_dataset_args, add_label_args
+from timm_splicemix.data import dataset_names
 from timm_splicemix.data.shapes import SPLITS
 from timm_splicemix.data.shapes_scene import CLASS_NAMES
 
-README = (REPOSITORY / 'README.md').read_text(encoding='utf-8')
-BLOCKS = re.findall(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', README, flags=re.MULTILINE | re.DOTALL)
+TEXTS = {path.name: path.read_text(encoding='utf-8') for path in (
+    REPOSITORY / 'README.md', *sorted((REPOSITORY / 'docs').glob('*.md')))}
+PICTURE = 'docs/splicemix.png'
+README, DATA = TEXTS['README.md'], TEXTS['data.md']
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.MULTILINE | re.DOTALL)
+BLOCKS = [(name, *block) for name, text in TEXTS.items() for block in BLOCK.findall(text)]
 
 
-def test_every_block_has_a_language_that_is_run_here():
-    assert README.count('```') == 2 * len(BLOCKS)
-    assert {language for language, _, _ in BLOCKS} == {'python', 'bash'}
+@pytest.mark.parametrize('name', TEXTS)
+def test_every_block_has_a_language_that_is_run_here(name):
+    blocks = BLOCK.findall(TEXTS[name])
+    assert TEXTS[name].count('```') == 2 * len(blocks)
+    assert {language for language, _, _ in blocks} <= {'python', 'bash', 'csv'}
 
 
 @pytest.fixture(scope='module')
@@ -26,8 +35,12 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp('readme')
 
 
-@pytest.mark.parametrize('language, title, code', BLOCKS, ids=[f'block{i}' for i in range(len(BLOCKS))])
-def test_the_block_runs(run, folder, language, title, code):
+@pytest.mark.parametrize(
+    'name, language, title, code', BLOCKS, ids=[f'{block[0]}-{number}' for number, block in enumerate(BLOCKS)])
+def test_the_block_runs(run, folder, name, language, title, code):
+    if language == 'csv':
+        check_csv(folder, code)
+        return
     if language == 'python':
         script = folder / (title or 'script.py')
         script.write_text(code)
@@ -57,7 +70,22 @@ def check_make(run, folder, command):
         *command, '--old-file', f'{sys.prefix}/.timm-splicemix-installed', VENV=sys.prefix,
         QUICKSTART_DIR=str(folder / 'quickstart'))
     assert done.returncode == 0, done.stderr
-    assert (folder / 'quickstart' / 'preview.png').stat().st_size > 10_000
+    drawn, shown = (
+        Image.open(path).convert('RGB') for path in (folder / 'quickstart' / 'preview.png', REPOSITORY / PICTURE))
+    assert drawn.size == shown.size
+    difference = ImageStat.Stat(ImageChops.difference(drawn, shown)).mean
+    assert max(difference) < 1.  # fonts and JPEG may differ a little from version to version
+
+
+def check_csv(folder, code):
+    """Read the file that is shown."""
+    root = folder / 'csv'
+    root.mkdir(exist_ok=True)
+    for name in ('a', 'b'):
+        Image.new('RGB', (4, 4)).save(root / f'{name}.jpg')
+    (root / 'labels.csv').write_text(code)
+    dataset = tsm.create_dataset('csv', root, 'train', annotations='labels.csv')
+    assert sorted(dataset.class_names) == ['bird', 'cat', 'dog'] and len(dataset) in (1, 2)
 
 
 def test_the_table_of_flags_is_that_of_the_parser():
@@ -68,10 +96,23 @@ def test_the_table_of_flags_is_that_of_the_parser():
     assert documented == expected
 
 
+def test_every_flag_about_data_is_documented():
+    parser = argparse.ArgumentParser(add_help=False)
+    add_dataset_args(parser)
+    add_label_args(parser)
+    for action in parser._actions:
+        assert action.option_strings[0] in DATA, f'{action.option_strings[0]} is not in docs/data.md'
+
+
+def test_every_data_set_is_documented():
+    for name in dataset_names():
+        if name not in ('image_folder', 'tar', 'hfids/', 'tfds/'):  # timm's
+            assert f'`{name}' in DATA
+
+
 def test_what_the_readme_says_of_shapes_is_so():
     assert f'{sum(SPLITS.values()):,} rendered scenes with {len(CLASS_NAMES)} classes' in README
 
 
-def test_the_picture_is_there_and_small():
-    picture, = re.findall(r'!\[.*\]\((.*)\)', README)
-    assert 10_000 < (REPOSITORY / picture).stat().st_size < 300_000
+def test_the_picture_is_small():
+    assert 10_000 < (REPOSITORY / PICTURE).stat().st_size < 300_000

@@ -1,19 +1,28 @@
 """ Draw a SpliceMixed batch of a data set, to see what a model is going to see
 
     python -m timm_splicemix.preview --dataset shapes --splicemix-grids 2x2 --output preview.png
-    python -m timm_splicemix.preview --data-dir path/to/folders --splicemix-grids 2x3-2 --splicemix-batch fixed
+    python -m timm_splicemix.preview --dataset csv --data-dir path/to/images --splicemix-grids 2x3-2
 """
 import argparse
-from typing import Optional, Sequence
+import itertools
+from typing import Any, Optional, Sequence
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN
 from torchvision.transforms import v2
 
-from .args import CommandParser, add_splicemix_args, command, splicemix_kwargs
-from .data import create_dataset, dataset_names
+from .args import (
+    CommandParser,
+    add_dataset_args,
+    add_label_args,
+    add_splicemix_args,
+    command,
+    dataset_kwargs,
+    splicemix_kwargs,
+)
+from .data import TRAIN_SPLITS, create_dataset
 from .mix import SpliceMix
-from .report import draw_batch, save_image
+from .report import check_image_name, draw_batch, save_image
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -22,11 +31,6 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        '--data-dir', metavar='DIR', help="folder of the data set (default: a cache folder for 'shapes')")
-    parser.add_argument(
-        '--dataset', default='', metavar='NAME',
-        help=f"one of {', '.join(dataset_names())} (default: a folder with a sub-folder for each class)")
     parser.add_argument('--split', default='train', help='split to draw from (default: %(default)s)')
     parser.add_argument(
         '--batch-size', type=int, default=12, metavar='N', help='regular images (default: %(default)s)')
@@ -37,6 +41,8 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         '--seed', type=int, default=0, metavar='N', help='which images, and how they are mixed (default: %(default)s)')
     parser.add_argument(
         '--output', default='preview.png', metavar='FILE', help='picture to write (default: %(default)s)')
+    add_dataset_args(parser)
+    add_label_args(parser)
     add_splicemix_args(parser)
     parser.set_defaults(splicemix_grids='1x2,2x2,2x3')
     args = parser.parse_args(argv)
@@ -49,23 +55,24 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
+    check_image_name(args.output)
     kwargs = splicemix_kwargs(args)
     if not args.splicemix_grids:
         kwargs.update(grids='1x1', prob=0.)
     # What a dropped cell looks like to the model: the mean that normalisation subtracts.
     mixer = SpliceMix(**kwargs, fill=[255 * mean for mean in IMAGENET_DEFAULT_MEAN], seed=args.seed)
 
-    transform = v2.Compose([v2.PILToTensor(), v2.Resize((args.img_size, args.img_size), antialias=True)])
-    dataset = create_dataset(args.dataset, root=args.data_dir, split=args.split, transform=transform)
-    class_names = _class_names(dataset)
-    mixer.num_classes = len(class_names)
-    generator = torch.Generator().manual_seed(args.seed)
-    chosen = torch.randperm(len(dataset), generator=generator)[:args.batch_size].tolist()
-    if not chosen:
+    size = (args.img_size, args.img_size)
+    transform = v2.Compose([v2.PILToTensor(), v2.RGB(), v2.Resize(size, antialias=True)])
+    kwargs = dataset_kwargs(args, is_training=args.split in TRAIN_SPLITS)
+    dataset = create_dataset(split=args.split, transform=transform, **kwargs)
+    samples = _choose(dataset, args.batch_size, args.seed)
+    if not samples:
         raise ValueError(f"Expected images in split '{args.split}', but got none.")
-    samples = [dataset[index] for index in chosen]
     images = torch.stack([image for image, _ in samples])
     targets = torch.stack([torch.as_tensor(target) for _, target in samples])
+    class_names = _class_names(dataset, targets)
+    mixer.num_classes = len(class_names)
 
     plan = mixer.plan(len(images))
     images, targets = mixer.apply(images, targets, plan)
@@ -75,15 +82,23 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     print(f'{args.output}: {title}')
 
 
-def _class_names(dataset: torch.utils.data.Dataset) -> list[str]:
-    """Names of the classes, from the data set or from the reader that timm gave it."""
+def _choose(dataset: torch.utils.data.Dataset, number: int, seed: int) -> list[tuple[torch.Tensor, Any]]:
+    """Some samples at random, or the first ones of a stream."""
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        return list(itertools.islice(dataset, number))
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(dataset), generator=generator)[:number].tolist()
+    return [dataset[index][:2] for index in chosen]
+
+
+def _class_names(dataset: torch.utils.data.Dataset, targets: torch.Tensor) -> list[str]:
+    """Names of the classes, from the data set or from the reader that timm gave it, or else their numbers."""
     names = getattr(dataset, 'class_names', None) or getattr(dataset, 'classes', None)
-    if names is None:
-        reader = getattr(dataset, 'reader', None)
-        class_to_idx = getattr(reader, 'class_to_idx', None)
-        if not class_to_idx:
-            raise ValueError(f'Expected a data set that names its classes, but got {type(dataset).__name__}.')
+    class_to_idx = getattr(getattr(dataset, 'reader', None), 'class_to_idx', None)
+    if names is None and class_to_idx:
         names = sorted(class_to_idx, key=class_to_idx.get)
+    if names is None:
+        names = map(str, range(targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1))
     return list(names)
 
 

@@ -1,34 +1,78 @@
 """ What people look at: pictures, and how files are written """
+import contextlib
+import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import Optional, Sequence, Union
+from types import ModuleType
+from typing import Any, Iterator, Optional, Sequence, Union
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from .mix import MixPlan, SpliceRecord
 
+_logger = logging.getLogger(__name__)
+
 _INK, _PALE, _PAPER = '#202124', '#5f6368', '#ffffff'
 _REGULAR, _MIXED = '#dadce0', '#d93025'
 _MARGIN = 8
 
 
-def save_image(image: Image.Image, path: Union[str, Path]) -> None:
-    """Write an image as a whole or not at all, in the format that the name ends in."""
+@contextlib.contextmanager
+def written_whole(path: Union[str, Path]) -> Iterator[Path]:
+    """ Give a temporary file to write to, which becomes the file in one step if all goes well.
+
+    Args:
+        path: The file; its folder is made if missing.
+    """
     path = Path(path)
-    if path.suffix.lower() not in Image.registered_extensions():
-        raise ValueError(f"Expected a file name that ends in an image format, such as .png, but got '{path}'.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.stem}.', suffix=path.suffix)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.stem}.', suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, 'wb') as file:
-            image.save(file, format=Image.registered_extensions()[path.suffix.lower()], optimize=True)
-        os.chmod(temporary, 0o666 & ~_umask())
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def check_image_name(path: Union[str, Path]) -> None:
+    """Refuse a name that ends in no image format that can be written."""
+    formats = Image.registered_extensions()
+    if formats.get(Path(path).suffix.lower()) not in Image.SAVE:
+        raise ValueError(f"Expected a file name that ends in an image format, such as .png, but got '{path}'.")
+
+
+def save_image(image: Image.Image, path: Union[str, Path]) -> None:
+    """Write an image, in the format that the name ends in."""
+    check_image_name(path)
+    with written_whole(path) as temporary:
+        image.save(temporary, optimize=True)
+
+
+def load_pyplot() -> Optional[ModuleType]:
+    """matplotlib's pyplot without a screen, or None and a line that says how to get it."""
+    try:
+        import matplotlib
+    except ImportError:
+        _logger.warning("No plot is drawn without matplotlib: pip install 'timm-splicemix[plot]'.")
+        return None
+    matplotlib.use('Agg')
+    import matplotlib.pyplot
+    return matplotlib.pyplot
+
+
+def save_figure(figure: Any, path: Union[str, Path]) -> None:
+    """Write a figure of matplotlib, in the format that the name ends in, and close it."""
+    if Path(path).suffix.lower().lstrip('.') not in figure.canvas.get_supported_filetypes():
+        raise ValueError(f"Expected a file name that ends in a format for plots, such as .png, but got '{path}'.")
+    with written_whole(path) as temporary:
+        figure.savefig(temporary, dpi=110)
+    load_pyplot().close(figure)
 
 
 def _umask() -> int:

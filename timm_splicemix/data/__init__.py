@@ -1,14 +1,42 @@
 """ Images and labels """
-from .coco import ReaderCoco
-from .dataset import MultiLabelDataset, StrictImageDataset
-from .registry import create_dataset, dataset_names
+from .coco import CLASS_ORDERS, ReaderCoco
+from .csv_file import ReaderCsv
+from .dataset import BadImageError, MultiLabelDataset, StrictImageDataset
+from .decode import DECODERS, decode_image
+from .download import download_dataset
+from .list_file import ReaderList
+from .loader import ON_BAD_IMAGE, MultiLabelLoader, create_loader
+from .missing import keep_labels
+from .reader import MultiLabelReader
+from .registry import TRAIN_SPLITS, check_same_classes, create_dataset, dataset_names
 from .shapes import generate_shapes
+from .transforms import create_transform
+from .voc import DIFFICULT, ReaderVoc
+from .wds import WdsDataset
 
 __all__ = [
+    'CLASS_ORDERS',
+    'DECODERS',
+    'DIFFICULT',
+    'ON_BAD_IMAGE',
+    'TRAIN_SPLITS',
+    'BadImageError',
     'MultiLabelDataset',
+    'MultiLabelLoader',
+    'MultiLabelReader',
     'ReaderCoco',
+    'ReaderCsv',
+    'ReaderList',
+    'ReaderVoc',
     'StrictImageDataset',
+    'WdsDataset',
+    'check_same_classes',
     'create_dataset',
+    'create_loader',
+    'create_transform',
     'dataset_names',
+    'decode_image',
+    'download_dataset',
     'generate_shapes',
+    'keep_labels',
 ]

@@ -3,43 +3,61 @@ import contextlib
 import io
 import json
 from pathlib import Path
-from typing import Union
+from typing import Optional, Union
 
 import torch
 from pycocotools.coco import COCO
 
-from .reader import MultiLabelReader
+from .reader import MultiLabelReader, check_files_exist, check_unique
+
+CLASS_ORDERS = ('id', 'name')
 
 
 class ReaderCoco(MultiLabelReader):
     """ Images that are listed, and labelled by the objects in them, in an `instances_*.json`.
 
-    Classes are ordered by category id. Images without any object are left out; crowds count as objects.
+    Crowds count as objects.
 
     Args:
         images: Folder of the images.
         annotations: The JSON file.
+        class_order: Order of the classes, by category 'id' or by 'name'.
+        keep_unlabelled: Keep images without any object.
+        images_must_exist: Refuse a list with images that are not there.
     """
 
-    def __init__(self, images: Union[str, Path], annotations: Union[str, Path]):
+    def __init__(
+            self,
+            images: Union[str, Path],
+            annotations: Union[str, Path],
+            class_order: str = 'id',
+            keep_unlabelled: bool = False,
+            images_must_exist: bool = True,
+    ):
+        if class_order not in CLASS_ORDERS:
+            raise ValueError(f"Expected class_order to be {' or '.join(CLASS_ORDERS)}, but got '{class_order}'.")
         coco = _load(Path(annotations))
-        categories = sorted(coco.cats)
+        names = {category: entry['name'] for category, entry in coco.cats.items()}
+        categories = sorted(names, key=names.get if class_order == 'name' else None)
         class_of = {category: index for index, category in enumerate(categories)}
-        labelled = sorted(image_id for image_id in coco.imgs if coco.imgToAnns[image_id])
-        targets = torch.zeros(len(labelled), len(categories), dtype=torch.int8)
+        image_ids = sorted(image_id for image_id in coco.imgs if keep_unlabelled or coco.imgToAnns[image_id])
+        targets = torch.zeros(len(image_ids), len(categories), dtype=torch.int8)
         areas = []
-        for row, image_id in enumerate(labelled):
+        for row, image_id in enumerate(image_ids):
             for annotation in coco.imgToAnns[image_id]:
-                column = class_of[annotation['category_id']]
+                column = class_of.get(annotation['category_id'])
+                if column is None:
+                    raise ValueError(
+                        f"Expected the id of one of the {len(categories)} categories, but got "
+                        f"{annotation['category_id']} in annotation {annotation['id']} of {annotations}.")
                 targets[row, column] = 1
-                areas.append((row, column, annotation['area']))
-        super().__init__(
-            [Path(images) / coco.imgs[image_id]['file_name'] for image_id in labelled],
-            targets,
-            [coco.cats[category]['name'] for category in categories],
-            root=images,
-        )
-        self.image_ids = labelled
+                areas.append((row, column, float(annotation['area'])))
+        paths = [str(Path(images) / coco.imgs[image_id]['file_name']) for image_id in image_ids]
+        check_unique(paths, str(annotations))
+        if images_must_exist:
+            check_files_exist(paths, str(annotations))
+        super().__init__(paths, targets, [names[category] for category in categories], root=images)
+        self.image_ids = image_ids
         self.object_areas = areas  # (row, class, area in pixels) of each object
 
 
@@ -48,6 +66,34 @@ def _load(annotations: Path) -> COCO:
         raise ValueError(f'Expected an annotation file, but got {annotations}, which does not exist.')
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools tells its progress to the standard output
         try:
-            return COCO(str(annotations))
-        except (json.JSONDecodeError, UnicodeDecodeError, AssertionError) as error:
-            raise ValueError(f'Expected annotations in COCO format, but got {annotations}: {error}') from error
+            coco = COCO(str(annotations))
+        except (json.JSONDecodeError, UnicodeDecodeError, AssertionError, KeyError, TypeError) as error:
+            raise ValueError(f'Expected annotations in COCO format, but got {annotations}: {error!r}') from error
+    for part in ('images', 'annotations', 'categories'):
+        if part not in coco.dataset:
+            raise ValueError(f"Expected annotations in COCO format, but got {annotations} without '{part}'.")
+    return coco
+
+
+def find_coco(root: Union[str, Path], split: str, year: Optional[str]) -> tuple[Path, Path]:
+    """ Where COCO keeps the images and the annotations of a split.
+
+    Args:
+        root: Folder with annotations/ and a folder of images for each split.
+        split: Own name of the split, such as train or val.
+        year: Year that official names end in, None for other data sets.
+    """
+    name = f'{split}{year or ""}'
+    return Path(root) / name, Path(root) / 'annotations' / f'instances_{name}.json'
+
+
+def find_images(root: Union[str, Path], annotations: Union[str, Path]) -> Path:
+    """ The folder of the images of an annotation file: that of the same name, images/, or the root itself.
+
+    Args:
+        root: Folder of the data set.
+        annotations: Its annotation file.
+    """
+    name = Path(annotations).stem.removeprefix('instances_')
+    candidates = [Path(root) / name, Path(root) / 'images' / name, Path(root) / 'images', Path(root)]
+    return next((candidate for candidate in candidates if candidate.is_dir()), Path(root))

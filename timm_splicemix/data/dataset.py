@@ -1,24 +1,48 @@
 """ timm data sets that say which file is broken, and one whose targets are multi-hot """
-from typing import Any, BinaryIO, Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from PIL import Image
 from timm.data import ImageDataset
 
+from .decode import decode_image
 from .reader import MultiLabelReader
 
 
+class BadImageError(OSError):
+    """ An image that can't be read.
+
+    Args:
+        path: The file; or, if there is no reason, the whole message, as torch makes anew what a worker raised.
+        reason: What went wrong.
+    """
+
+    def __init__(self, path: str, reason: Optional[object] = None):
+        super().__init__(path if reason is None else f'Expected a readable image, but got {path}: {reason}')
+        self.path = path
+        self.reason = '' if reason is None else str(reason)
+
+    def __reduce__(self):
+        return type(self), (self.path, self.reason or None)
+
+
 class StrictImageDataset(ImageDataset):
-    """timm's `ImageDataset`, which names the file of an image that can't be read instead of giving another image."""
+    """ timm's `ImageDataset`, which raises `BadImageError` where timm gives another image.
+
+    The attribute `decoder` chooses what decodes images, see `decode_image`; transforms must fit it.
+    """
+    decoder = 'pil'
+    exif = False  # as in timm
 
     def __getitem__(self, index: int):
         try:
             file, target, *features = self.reader[index]
             with file:
-                image = file.read() if self.load_bytes else self._decode(file)
+                image = file.read()
+            if not self.load_bytes:
+                image = decode_image(image, self.decoder, self.input_img_mode, exif=self.exif)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            path = self.reader.filename(index, absolute=True)
-            raise OSError(f'Expected a readable image, but got {path}: {error}') from error
+            raise BadImageError(self.reader.filename(index, absolute=True), error) from error
         if self.transform is not None:
             image = self.transform(image)
         if target is None:
@@ -27,26 +51,22 @@ class StrictImageDataset(ImageDataset):
             target = self.target_transform(target)
         return (image, target) if self.additional_features is None else (image, target, *features)
 
-    def _decode(self, file: BinaryIO) -> Image.Image:
-        with Image.open(file) as image:
-            image.load()  # here, where what goes wrong can be told by the file's name
-            return image.convert(self.input_img_mode) if self.input_img_mode else image
-
 
 class MultiLabelDataset(StrictImageDataset):
-    """ Images with multi-hot float targets.
+    """ Images, upright if their EXIF says how, with multi-hot float targets.
 
     Args:
         reader: Gives files and targets.
         transform: Applied to each image.
         target_transform: Applied to each target.
-        input_img_mode: Mode that PIL converts images to.
+        input_img_mode: Mode that images are converted to.
     """
+    exif = True
 
     def __init__(
             self,
             reader: MultiLabelReader,
-            transform: Optional[Callable[[Image.Image], Any]] = None,
+            transform: Optional[Callable[[Any], Any]] = None,
             target_transform: Optional[Callable[[torch.Tensor], Any]] = None,
             input_img_mode: str = 'RGB',
     ):

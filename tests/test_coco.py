@@ -1,0 +1,117 @@
+import json
+
+import pytest
+from PIL import Image
+
+from timm_splicemix.data import ReaderCoco, create_dataset
+
+CATEGORIES = [{'id': 9, 'name': 'ant'}, {'id': 2, 'name': 'zebra'}, {'id': 5, 'name': 'dog'}]
+
+
+def annotation(number, image, category, area=4., crowd=0):
+    return {
+        'id': number, 'image_id': image, 'category_id': category, 'bbox': [0, 0, 2, 2], 'area': area, 'iscrowd': crowd}
+
+
+ANNOTATIONS = [annotation(1, 30, 9), annotation(2, 30, 2, area=7.), annotation(3, 30, 2), annotation(4, 4, 5, crowd=1)]
+
+
+def write_coco(root, folder, annotations=ANNOTATIONS, categories=CATEGORIES, file=None, image_ids=(30, 4, 17)):
+    """Images with ids out of order and gaps, the last of which has no object."""
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    images = [{'id': i, 'file_name': f'{i:04d}.jpg', 'width': 8, 'height': 6} for i in image_ids]
+    for image in images:
+        Image.new('RGB', (8, 6)).save(root / folder / image['file_name'])
+    file = root / (file or f'annotations/instances_{folder}.json')
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({'images': images, 'annotations': annotations, 'categories': categories}))
+    return file
+
+
+@pytest.mark.parametrize('order, names, targets', [
+    ('id', ['zebra', 'dog', 'ant'], [[0, 1, 0], [1, 0, 1]]),
+    ('name', ['ant', 'dog', 'zebra'], [[0, 1, 0], [1, 0, 1]]),
+])
+def test_classes_are_ordered_and_unlabelled_images_left_out(tmp_path, order, names, targets):
+    reader = ReaderCoco(tmp_path / 'train', write_coco(tmp_path, 'train'), class_order=order)
+    assert reader.class_names == names
+    assert reader.filenames() == ['0004.jpg', '0030.jpg']
+    assert reader.targets.tolist() == targets
+    assert reader.image_ids == [4, 30]
+
+
+def test_unlabelled_images_can_be_kept(tmp_path):
+    reader = ReaderCoco(tmp_path / 'train', write_coco(tmp_path, 'train'), keep_unlabelled=True)
+    assert reader.filenames() == ['0004.jpg', '0017.jpg', '0030.jpg']
+    assert reader.targets[1].tolist() == [0, 0, 0]
+
+
+def test_crowds_count_and_areas_are_kept(tmp_path):
+    reader = ReaderCoco(tmp_path / 'train', write_coco(tmp_path, 'train'))
+    assert sorted(reader.object_areas) == [(0, 1, 4.), (1, 0, 4.), (1, 0, 7.), (1, 2, 4.)]
+
+
+@pytest.mark.parametrize('name, split, folder', [
+    ('coco/2014', 'train', 'train2014'), ('coco/2014', 'validation', 'val2014'), ('coco/2014', 'val', 'val2014'),
+    ('coco/2017', 'train', 'train2017'), ('coco/2017', 'validation', 'val2017'), ('coco', 'train', 'train'),
+    ('coco', 'validation', 'val'), ('coco', 'test', 'test')])
+def test_timms_names_of_splits_find_those_of_coco(tmp_path, name, split, folder):
+    write_coco(tmp_path, folder)
+    dataset = create_dataset(name, tmp_path, split)
+    assert len(dataset) == 2
+    assert dataset[0][0].size == (8, 6)
+    assert dataset.filename(0, absolute=True) == str(tmp_path / folder / '0004.jpg')
+
+
+@pytest.mark.parametrize('given', ['instances_mine.json', 'annotations/instances_mine.json', 'absolute'])
+@pytest.mark.parametrize('folder', ['mine', 'images/mine', 'images', '.'])
+def test_any_annotation_file_can_be_given(tmp_path, given, folder):
+    file = write_coco(tmp_path, folder, file='annotations/instances_mine.json')
+    given = str(file) if given == 'absolute' else given
+    dataset = create_dataset('coco', tmp_path, 'train', annotations=given)
+    assert [image.size for image, _ in (dataset[0], dataset[1])] == [(8, 6)] * 2
+
+
+def test_options_reach_the_reader(tmp_path):
+    write_coco(tmp_path, 'train2014')
+    dataset = create_dataset('coco/2014', tmp_path, 'train', class_order='name', keep_unlabelled=True)
+    assert dataset.class_names == ['ant', 'dog', 'zebra'] and len(dataset) == 3
+
+
+def test_reading_prints_nothing(tmp_path, capsys):
+    ReaderCoco(tmp_path / 'train', write_coco(tmp_path, 'train'))
+    assert capsys.readouterr().out == ''
+
+
+@pytest.mark.parametrize('content', ['not json', '[]', '{"images": [', '{"images": []}', '{"annotations": [{}]}'])
+def test_an_annotation_file_that_is_not_one_is_refused(tmp_path, content):
+    file = tmp_path / 'instances.json'
+    file.write_text(content)
+    with pytest.raises(ValueError, match=r'Expected annotations in COCO format, but got .*instances.json'):
+        ReaderCoco(tmp_path, file)
+
+
+def test_a_missing_annotation_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'Expected an annotation file, but got .*instances_train2014.json'):
+        create_dataset('coco/2014', tmp_path, 'train')
+    with pytest.raises(ValueError, match=r'Expected an annotation file, but got other.json'):
+        create_dataset('coco', tmp_path, 'train', annotations='other.json')
+
+
+def test_an_image_that_is_listed_but_absent_is_refused(tmp_path):
+    file = write_coco(tmp_path, 'train')
+    (tmp_path / 'train' / '0030.jpg').unlink()
+    with pytest.raises(ValueError, match=r'Expected the 2 images listed in .*, but got .*0030.jpg, which'):
+        ReaderCoco(tmp_path / 'train', file)
+    assert len(ReaderCoco(tmp_path / 'train', file, images_must_exist=False)) == 2
+
+
+def test_an_object_of_no_category_is_refused(tmp_path):
+    file = write_coco(tmp_path, 'train', [annotation(7, 4, 77)])
+    with pytest.raises(ValueError, match=r'Expected the id of one of the 3 categories, but got 77 in annotation 7'):
+        ReaderCoco(tmp_path / 'train', file)
+
+
+def test_an_unknown_order_of_classes_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Expected class_order to be id or name, but got 'size'"):
+        ReaderCoco(tmp_path, tmp_path / 'x.json', class_order='size')

@@ -1,0 +1,271 @@
+import json
+import logging
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import create_loader as timm_create_loader
+
+from timm_splicemix.data import create_dataset, create_loader
+from timm_splicemix.data.collate import Sample, fast_collate
+from timm_splicemix.data.dataset import BadImageError
+from timm_splicemix.data.sampler import EpochBatches
+
+CPU = torch.device('cpu')
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory):
+    """37 images whose targets tell their index in binary."""
+    folder = tmp_path_factory.mktemp('images')
+    rng = np.random.default_rng(0)
+    lines = ['image,' + ','.join(f'bit{bit}' for bit in range(6))]
+    for index in range(37):
+        Image.fromarray(rng.integers(0, 256, (40, 48, 3), np.uint8)).save(folder / f'{index}.png')
+        lines.append(f'{index}.png,' + ','.join(str(index >> bit & 1) for bit in range(6)))
+    (folder / 'train.csv').write_text('\n'.join(lines))
+    (folder / 'val.csv').write_text('\n'.join(lines))
+    return folder
+
+
+def index_of(targets):
+    return (targets * 2 ** torch.arange(6)).sum(dim=1).long().tolist()
+
+
+def make_loader(root, is_training=True, batch_size=8, split=None, **kwargs):
+    dataset = create_dataset('csv', root, split or ('train' if is_training else 'val'))
+    kwargs = {'num_workers': 0, 'device': CPU, 'color_jitter': None, **kwargs}
+    return create_loader(dataset, 16, batch_size, is_training=is_training, **kwargs)
+
+
+def read(loader, epoch=0, start_batch=0):
+    loader.set_epoch(epoch, start_batch)
+    return [(images.clone(), targets.clone(), list(loader.indices)) for images, targets in loader]
+
+
+def assert_same_batches(left, right):
+    assert len(left) == len(right) > 0
+    for (images, targets, indices), (other_images, other_targets, other_indices) in zip(left, right):
+        assert torch.equal(images, other_images) and torch.equal(targets, other_targets) and indices == other_indices
+
+
+@pytest.mark.parametrize('use_prefetcher', [True, False])
+@pytest.mark.parametrize('decoder', ['pil', 'torchvision'])
+def test_batches_are_the_same_with_any_number_of_workers(root, use_prefetcher, decoder):
+    def batches(workers):
+        loader = make_loader(root, num_workers=workers, use_prefetcher=use_prefetcher, decoder=decoder, re_prob=0.5)
+        return read(loader, epoch=0) + read(loader, epoch=1)
+
+    expected = batches(0)
+    assert_same_batches(batches(2), expected)
+    assert_same_batches(batches(3), expected)
+    assert len(expected) == 8
+    for images, targets, indices in expected:
+        assert images.shape == (8, 3, 16, 16) and images.dtype == torch.float32
+        assert targets.dtype == torch.float32 and index_of(targets) == indices
+
+
+def test_epochs_and_seeds_differ_in_order_and_transforms(root):
+    loader = make_loader(root)
+    first, second, again = read(loader, 0), read(loader, 1), read(loader, 0)
+    assert_same_batches(first, again)
+    assert [b[2] for b in first] != [b[2] for b in second]
+    other_seed = read(make_loader(root, seed=1), 0)
+    assert [b[2] for b in first] != [b[2] for b in other_seed]
+    images = {index: image for b in first for index, image in zip(b[2], b[0])}
+    for image, index in ((image, index) for b in second for index, image in zip(b[2], b[0])):
+        assert index not in images or not torch.equal(images[index], image)
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_an_epoch_can_be_continued_in_its_middle(root, workers):
+    whole = read(make_loader(root, num_workers=workers, re_prob=0.5, re_mode='pixel'), epoch=3)
+    loader = make_loader(root, num_workers=workers, re_prob=0.5, re_mode='pixel')
+    loader.set_epoch(3, start_batch=2)
+    assert len(loader) == 2
+    assert_same_batches(read(loader, epoch=3, start_batch=2), whole[2:])
+
+
+def test_reading_leaves_the_global_generators_alone(root):
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    read(make_loader(root, re_prob=0.5, re_mode='pixel'))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_training_drops_what_does_not_fill_a_batch_and_evaluation_nothing(root):
+    training, evaluation = make_loader(root), make_loader(root, is_training=False)
+    assert len(training) == 4 and len(evaluation) == 5
+    seen = [index for b in read(training) for index in b[2]]
+    assert len(set(seen)) == len(seen) == 32
+    batches = read(evaluation)
+    assert [index for b in batches for index in b[2]] == list(range(37))
+    assert [index for b in batches for index in index_of(b[1])] == list(range(37))
+
+
+def test_evaluation_is_that_of_timm(root):
+    ours = read(make_loader(root, is_training=False))
+    dataset = create_dataset('csv', root, 'val', target_transform=lambda target: int(index_of(target[None])[0]))
+    theirs = timm_create_loader(dataset, 16, 8, num_workers=0, device=CPU)
+    for (images, _, indices), (their_images, their_indices) in zip(ours, theirs):
+        assert torch.equal(images, their_images) and indices == their_indices.tolist()
+
+
+@pytest.mark.parametrize('num_samples', [37, 40, 64])
+@pytest.mark.parametrize('world_size', [1, 2, 3])
+def test_processes_share_the_samples(num_samples, world_size):
+    for epoch in range(3):
+        parts = []
+        for rank in range(world_size):
+            batches = EpochBatches(num_samples, 5, True, seed=1, rank=rank, world_size=world_size)
+            batches.set_epoch(epoch)
+            parts.append([[key.index for key in batch] for batch in batches])
+            assert len(parts[-1]) == len(batches)
+        assert len({len(part) for part in parts}) == 1
+        seen = [index for part in parts for batch in part for index in batch]
+        assert len(seen) == len(set(seen)) == num_samples // (5 * world_size) * 5 * world_size
+    ranks = [EpochBatches(num_samples, 5, rank=rank, world_size=world_size) for rank in range(world_size)]
+    in_evaluation = [key.index for batches in ranks for batch in batches for key in batch]
+    assert sorted(in_evaluation) == list(range(num_samples))
+
+
+def test_every_sample_is_trained_on_over_the_epochs():
+    batches = EpochBatches(37, 8, True)
+    seen = set()
+    for epoch in range(10):
+        batches.set_epoch(epoch)
+        seen |= {key.index for batch in batches for key in batch}
+    assert seen == set(range(37))
+
+
+def test_repeats_are_copies_with_transforms_of_their_own(root):
+    loader = make_loader(root, num_aug_repeats=4)
+    for images, _, indices in read(loader):
+        assert indices == [index for index in dict.fromkeys(indices) for _ in range(4)]
+        assert not torch.equal(images[0], images[1])
+    assert len(loader) == 4
+
+
+SCRIPT = '''
+import json, sys
+import torch
+from timm_splicemix.data import create_dataset, create_loader
+
+root, output = sys.argv[1:]
+torch.distributed.init_process_group('gloo')
+rank = torch.distributed.get_rank()
+seen = {}
+for split in ('train', 'val'):
+    dataset = create_dataset('csv', root, split)
+    loader = create_loader(
+        dataset, 16, 8, is_training=split == 'train', num_workers=2, device=torch.device('cpu'), color_jitter=None)
+    loader.set_epoch(0)
+    seen[split] = [list(loader.indices) for _ in loader]
+json.dump(seen, open(f'{output}/{rank}.json', 'w'))
+torch.distributed.destroy_process_group()
+'''
+
+
+def test_two_real_processes_cover_each_sample_exactly_once(run, root, tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text(SCRIPT)
+    done = run(
+        sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', script, root, tmp_path)
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f'{rank}.json').read_text()) for rank in (0, 1)]
+    assert sorted(i for rank in ranks for batch in rank['val'] for i in batch) == list(range(37))
+    trained = [i for rank in ranks for batch in rank['train'] for i in batch]
+    assert len(trained) == len(set(trained)) == 32
+    assert [len(rank['train']) for rank in ranks] == [2, 2]
+
+
+def test_the_files_of_a_batch_are_known(root):
+    loader = make_loader(root)
+    loader.set_epoch(0)
+    for _, targets in loader:
+        assert loader.filenames() == [f'{index}.png' for index in index_of(targets)]
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('use_prefetcher', [True, False])
+def test_a_bad_image_is_an_error_with_its_path(root, tmp_path, workers, use_prefetcher):
+    for is_training in (True, False):
+        loader = make_loader(root, is_training, num_workers=workers, use_prefetcher=use_prefetcher)
+        bad = tmp_path / 'bad.png'
+        bad.write_bytes(b'no image')
+        loader.dataset.reader.paths[5] = str(bad)
+        with pytest.raises(BadImageError, match=f'^Expected a readable image, but got {bad}: .*$'):
+            for epoch in range(20):
+                read(loader, epoch)
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_bad_images_can_be_skipped_and_are_told(root, tmp_path, workers, caplog):
+    loader = make_loader(root, num_workers=workers, on_bad_image='skip')
+    for index in (5, 6, 7):
+        loader.dataset.reader.paths[index] = str(tmp_path / f'missing{index}.png')
+    with caplog.at_level(logging.WARNING):
+        batches = read(loader, epoch=1)
+    left_out = {5, 6, 7} & {key.index for batch in loader.batches for key in batch}
+    assert left_out and loader.num_skipped == len(left_out)
+    seen = [index for b in batches for index in b[2]]
+    assert len(seen) == 32 - len(left_out) and not set(seen) & {5, 6, 7}
+    for index in left_out:
+        assert any(str(tmp_path / f'missing{index}.png') in message for message in caplog.messages)
+    assert f'{len(left_out)} image(s) that could not be read were skipped in epoch 1.' in caplog.messages
+    for _, targets, indices in batches:
+        assert index_of(targets) == indices
+
+
+def test_a_batch_of_bad_images_alone_is_left_out(root, tmp_path):
+    loader = make_loader(root, batch_size=1, on_bad_image='skip')
+    loader.dataset.reader.paths[4] = str(tmp_path / 'missing.png')
+    seen = [index for b in read(loader) for index in b[2]]
+    assert sorted(seen) == [index for index in range(37) if index != 4]
+
+
+def test_skipping_is_refused_in_evaluation(root):
+    with pytest.raises(ValueError, match="Expected on_bad_image 'raise' in evaluation"):
+        make_loader(root, is_training=False, on_bad_image='skip')
+
+
+def test_other_ways_with_bad_images_are_refused(root):
+    with pytest.raises(ValueError, match="Expected on_bad_image to be raise or skip, but got 'ignore'"):
+        make_loader(root, on_bad_image='ignore')
+
+
+def test_a_training_set_smaller_than_a_batch_is_refused(root):
+    with pytest.raises(ValueError, match='but got a training set of 37: reduce --batch-size to at most 18'):
+        make_loader(root, batch_size=20, rank=0, world_size=2)
+    with pytest.raises(ValueError, match='Expected a batch size of at least 1'):
+        make_loader(root, batch_size=0)
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('value', [2., -0.5, float('nan')])
+def test_targets_that_are_none_are_refused_on_the_cpu(root, workers, value):
+    loader = make_loader(root, num_workers=workers, is_training=False)
+    loader.dataset.target_transform = lambda target: target + value if target.sum() == 3 else target
+    message = r'^Expected targets in \[0, 1\], or -1 for unknown, but got .* for sample 7\.$'
+    with pytest.raises(ValueError, match=message):
+        read(loader)
+
+
+def test_unknown_and_soft_targets_pass():
+    samples = [Sample(i, torch.zeros(3, 4, 4, dtype=torch.uint8), torch.tensor([-1., 0.25, 1.])) for i in range(2)]
+    batch = fast_collate(samples)
+    assert batch.bad_target is None and batch.targets.tolist() == [[-1., 0.25, 1.]] * 2
+    assert batch.images.dtype == torch.uint8
+
+
+@pytest.mark.parametrize('use_prefetcher', [True, False])
+def test_integer_classes_stay_integers(tmp_path, use_prefetcher):
+    for name in ('cat', 'dog'):
+        (tmp_path / name).mkdir()
+        for index in range(3):
+            Image.new('RGB', (20, 20)).save(tmp_path / name / f'{index}.png')
+    dataset = create_dataset('', tmp_path)
+    loader = create_loader(dataset, 16, 4, num_workers=0, device=CPU, use_prefetcher=use_prefetcher)
+    assert [targets.tolist() for _, targets in loader] == [[0, 0, 0, 1], [1, 1]]

@@ -1,0 +1,189 @@
+""" create_dataset: which options reach which data set, and what is refused """
+import io
+import json
+import logging
+import tarfile
+
+import pytest
+import torch
+from PIL import Image
+
+import timm_splicemix as tsm
+from timm_splicemix.data import WdsDataset, check_same_classes, create_dataset, create_loader
+
+CPU = torch.device('cpu')
+
+
+def write_images(folder, number, size=(9, 7)):
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(number):
+        Image.new('RGB', size, (10 * index, 0, 0)).save(folder / f'{index}.jpg')
+
+
+@pytest.fixture
+def csv_root(tmp_path):
+    write_images(tmp_path, 6)
+    (tmp_path / 'train.csv').write_text('image,labels\n' + ''.join(f'{i}.jpg,cat;dog\n' for i in range(5)))
+    (tmp_path / 'val.csv').write_text('image,labels\n5.jpg,cat;dog\n')
+    return tmp_path
+
+
+def test_labels_are_hidden_in_training_only(csv_root):
+    assert create_dataset('csv', csv_root, 'train', keep_labels='single').targets.sum(dim=1).tolist() == [1] * 5
+    assert create_dataset('csv', csv_root, 'train').targets.sum(dim=1).tolist() == [2] * 5
+    seeds = [create_dataset('csv', csv_root, keep_labels='single', keep_labels_seed=s).targets for s in range(9)]
+    assert any(not torch.equal(seeds[0], other) for other in seeds)
+    with pytest.raises(ValueError, match="Expected keep_labels for a training split only, but got it for 'validation'"):
+        create_dataset('csv', csv_root, 'validation', keep_labels='single')
+    assert create_dataset('csv', csv_root, 'validation', keep_labels='single', is_training=True).targets.sum() == 1
+
+
+def test_a_class_without_any_positive_is_named(csv_root, caplog):
+    with caplog.at_level(logging.WARNING):
+        create_dataset('csv', csv_root, 'train', class_names=['bird', 'cat', 'dog', 'fish'])
+    assert caplog.messages == ["No image of split 'train' has: bird, fish."]
+
+
+def test_classes_can_be_listed_in_a_file(csv_root):
+    (csv_root / 'classes.txt').write_text('dog\ncat\n')
+    for given in ('classes.txt', str(csv_root / 'classes.txt')):
+        assert create_dataset('csv', csv_root, 'train', class_map=given).class_names == ['dog', 'cat']
+    assert create_dataset('csv', csv_root, 'train', class_map={'cat': 1, 'dog': 0}).class_names == ['dog', 'cat']
+    with pytest.raises(ValueError, match=r'Expected a file that lists the classes, but got none\.txt'):
+        create_dataset('csv', csv_root, 'train', class_map='none.txt')
+    with pytest.raises(ValueError, match='Expected classes with the indices 0 to 1'):
+        create_dataset('csv', csv_root, 'train', class_map={'cat': 1, 'dog': 3})
+
+
+def test_a_label_that_is_no_class_is_told_with_the_nearest(csv_root):
+    with pytest.raises(ValueError, match=r"of which 'dogs' is the nearest, but got the label 'dog' in .*train.csv"):
+        create_dataset('csv', csv_root, 'train', class_names=['cat', 'dogs'])
+
+
+@pytest.mark.parametrize('name, option', [
+    ('csv', 'class_order'), ('voc/2007', 'annotations'), ('shapes', 'difficult'), ('coco', 'image_column'),
+    ('shapes', 'class_names'), ('voc/2012', 'class_names')])
+def test_an_option_that_a_data_set_does_not_have_is_refused(tmp_path, name, option):
+    with pytest.raises(ValueError, match=rf"Expected options that data set '{name}' has \(.*\), but got {option}\."):
+        create_dataset(name, tmp_path, 'train', **{option: 'x'})
+
+
+def test_options_that_are_none_are_left_to_the_data_set(csv_root):
+    assert len(create_dataset('csv', csv_root, 'train', class_order=None, difficult=None)) == 5
+
+
+@pytest.mark.parametrize('name', ['coco/2014', 'voc/2007', 'csv', 'folder'])
+def test_a_folder_that_does_not_exist_is_refused(tmp_path, name):
+    options = {'annotations': 'list.txt'} if name == 'folder' else {}
+    with pytest.raises(ValueError, match=rf"Expected the folder of data set '{name}' \(--data-dir\)"):
+        create_dataset(name, tmp_path / 'nowhere', 'train', **options)
+
+
+def test_a_folder_with_a_list_is_multi_label(tmp_path):
+    write_images(tmp_path / 'images', 3)
+    (tmp_path / 'images' / 'list.txt').write_text('0.jpg,0 2\n1.jpg\t1\n2.jpg,2\n')
+    dataset = create_dataset('folder', tmp_path / 'images', annotations='list.txt', num_classes=4)
+    assert dataset.num_classes == 4 and dataset.targets.tolist() == [[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
+
+
+def test_voc_difficult_objects_differ_by_what_a_split_is_for(tmp_path):
+    from timm_splicemix.data.voc import VOC_CLASSES
+    folder = tmp_path / 'VOCdevkit' / 'VOC2007'
+    write_images(folder / 'JPEGImages', 2)
+    main = folder / 'ImageSets' / 'Main'
+    main.mkdir(parents=True)
+    for split in ('trainval', 'test'):
+        (main / f'{split}.txt').write_text('0\n1\n')
+        for name in VOC_CLASSES:
+            (main / f'{name}_{split}.txt').write_text('0  1\n1  0\n' if name == 'cat' else '0 -1\n1 -1\n')
+    cat = VOC_CLASSES.index('cat')
+    assert create_dataset('voc/2007', tmp_path, 'train').targets[:, cat].tolist() == [1, 0]
+    assert create_dataset('voc/2007', tmp_path, 'validation').targets[:, cat].tolist() == [1, -1]
+    assert create_dataset('voc/2007', tmp_path, 'train', difficult='positive').targets[:, cat].tolist() == [1, 1]
+
+
+def test_splits_with_other_classes_are_refused(csv_root):
+    (csv_root / 'val.csv').write_text('image,labels\n5.jpg,cat;bird\n')
+    train, validation = (create_dataset('csv', csv_root, split) for split in ('train', 'val'))
+    with pytest.raises(ValueError, match="but got 2 and 2 with 'bird' in one of them only: list them in a file"):
+        check_same_classes(train, validation)
+    check_same_classes(train, train)
+    with pytest.raises(ValueError, match='another order'):
+        check_same_classes(train, create_dataset('csv', csv_root, 'train', class_names=['dog', 'cat']))
+
+
+def test_downloads_are_asked_for(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr('timm_splicemix.data.registry.download_dataset', lambda *args: calls.append(args))
+    for download in (True, False):
+        with pytest.raises(ValueError):
+            create_dataset('voc/2007', tmp_path, download=download)
+    assert calls == [('voc/2007', tmp_path)]
+
+
+@pytest.fixture
+def shards(tmp_path):
+    for shard in range(3):
+        with tarfile.open(tmp_path / f'train-{shard:03d}.tar', 'w') as tar:
+            for index in range(7):
+                number = 7 * shard + index
+                buffer = io.BytesIO()
+                Image.new('RGB', (24, 20), (10 * number, 5 * index, 99)).save(buffer, 'PNG')
+                labels = [bit for bit in range(5) if number >> bit & 1]
+                for name, data in ((f'{number:04d}.png', buffer.getvalue()),
+                                   (f'{number:04d}.json', json.dumps({'labels': labels}).encode())):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    (tmp_path / 'classes.txt').write_text('\n'.join(f'bit{bit}' for bit in range(5)))
+    return tmp_path
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_shards_are_streamed_through_the_loader(shards, workers):
+    dataset = create_dataset('wds/', shards, 'train')
+    assert isinstance(dataset, WdsDataset) and dataset.num_classes == 5
+    loader = create_loader(
+        dataset, 16, 4, is_training=True, num_workers=workers, device=CPU, color_jitter=None, seed=3)
+    epochs = []
+    for epoch, start in ((0, 0), (1, 0), (0, 2)):
+        loader.set_epoch(epoch, start)
+        batches = [(images.clone(), targets.clone()) for images, targets in loader]
+        assert len(batches) == len(loader) == 5 - start
+        epochs.append(batches)
+    numbers = [int(n) for _, targets in epochs[0] for n in (targets * 2 ** torch.arange(5)).sum(dim=1)]
+    assert len(set(numbers)) == 20 and set(numbers) <= set(range(21))
+    assert not torch.equal(epochs[0][0][1], epochs[1][0][1])
+    for left, right in zip(epochs[2], epochs[0][2:]):
+        assert torch.equal(left[0], right[0]) and torch.equal(left[1], right[1])
+
+
+def test_bad_images_of_a_stream_can_be_skipped(shards):
+    with tarfile.open(shards / 'train-003.tar', 'w') as tar:
+        for name, data in (('9.png', b'no image'), ('9.json', b'{"labels": [1]}')):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    dataset = create_dataset('wds/', shards, 'train')
+    loader = create_loader(
+        dataset, 16, 2, is_training=True, num_workers=0, device=CPU, color_jitter=None, on_bad_image='skip')
+    loader.set_epoch(0)
+    assert sum(len(images) for images, _ in loader) == 21 and loader.num_skipped == 1
+    strict = create_loader(dataset, 16, 2, is_training=False, num_workers=0, device=CPU)
+    with pytest.raises(OSError, match=r'Expected a readable image, but got .*train-003.tar:9.png'):
+        list(strict)
+
+
+def test_hugging_face_folders_are_read(tmp_path):
+    datasets = pytest.importorskip('datasets')
+    buffer = io.BytesIO()
+    Image.new('RGB', (20, 20)).save(buffer, 'PNG')
+    features = datasets.Features({
+        'image': datasets.Image(), 'labels': datasets.Sequence(datasets.ClassLabel(names=['cat', 'dog', 'bird']))})
+    rows = {'image': [{'bytes': buffer.getvalue(), 'path': None}] * 5, 'labels': [[0], [0, 2], [], [1], [1, 2]]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / 'mine')
+    dataset = create_dataset('hfds/mine', tmp_path, 'train')
+    assert dataset.class_names == ['cat', 'dog', 'bird']
+    loader = create_loader(dataset, 16, 2, is_training=True, num_workers=2, device=CPU, color_jitter=None)
+    images, targets = tsm.SpliceMix('1x2', ratio=0.5)(*next(iter(loader)))
+    assert images.shape == (3, 3, 16, 16) and targets.shape == (3, 3)

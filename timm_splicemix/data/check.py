@@ -1,0 +1,95 @@
+""" Open every image of a data set, to know of broken files before a training does
+
+    python -m timm_splicemix.data.check --dataset coco/2014 --data-dir path/to/coco --workers 8
+
+Prints each file that can't be read; the exit code is 1 if there are any.
+"""
+import argparse
+import sys
+from typing import Iterator, Optional, Sequence
+
+import torch.utils.data
+from tqdm import tqdm
+
+from ..args import CommandParser, add_dataset_args, add_label_args, command, dataset_kwargs
+from .dataset import BadImageError, StrictImageDataset
+from .decode import DECODERS
+from .registry import TRAIN_SPLITS, create_dataset
+
+
+def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    parser = CommandParser(
+        prog='timm_splicemix.data.check',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('--split', default='train', help='split to look at (default: %(default)s)')
+    parser.add_argument(
+        '--workers', type=int, default=2, metavar='N', help='processes that read (default: %(default)s)')
+    parser.add_argument('--decoder', choices=DECODERS, default='pil', help='what decodes images (default: %(default)s)')
+    add_dataset_args(parser)
+    add_label_args(parser)
+    args = parser.parse_args(argv)
+    if args.workers < 0:
+        parser.error(f'Expected --workers of at least 0, but got {args.workers}.')
+    return args
+
+
+class _Reports(torch.utils.data.Dataset):
+    """For each image, None or what is wrong with it."""
+
+    def __init__(self, dataset: StrictImageDataset):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Optional[str]:
+        try:
+            self.dataset[index]
+        except BadImageError as error:
+            return f'{error.path}: {error.reason}'
+        return None
+
+
+def find_bad_images(dataset: StrictImageDataset, workers: int) -> Iterator[Optional[str]]:
+    """ Read every image.
+
+    Args:
+        dataset: The images.
+        workers: Processes that read, 0 to read in this one.
+
+    Returns:
+        For each image, None or its file and what is wrong with it.
+    """
+    loader = torch.utils.data.DataLoader(_Reports(dataset), batch_size=16, num_workers=workers, collate_fn=list)
+    for reports in loader:
+        yield from reports
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    args = parse_args(argv)
+    is_training = args.split in TRAIN_SPLITS
+    kwargs = {**dataset_kwargs(args, is_training), 'images_must_exist': False}
+    if args.dataset == 'shapes' or args.dataset.startswith('hfds/'):
+        del kwargs['images_must_exist']
+    dataset = create_dataset(split=args.split, **kwargs)
+    if not isinstance(dataset, StrictImageDataset):
+        raise ValueError(f"Expected a data set of files, but got '{args.dataset}' of type {type(dataset).__name__}.")
+    dataset.decoder = args.decoder
+    bad = 0
+    with tqdm(total=len(dataset), unit='img', desc='Checking', disable=None) as bar:
+        for report in find_bad_images(dataset, args.workers):
+            bar.update()
+            if report is not None:
+                bad += 1
+                bar.set_postfix(bad=bad)
+                tqdm.write(report, file=sys.stdout)
+    print(f'{len(dataset):,} images, {bad:,} that can not be read')
+    if bad:
+        sys.exit(1)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,56 @@
+""" Samples to batches, multi-hot or not, with all that went wrong told rather than raised in a worker """
+from typing import Any, NamedTuple, Optional, Sequence
+
+import numpy as np
+import torch
+
+from .dataset import BadImageError
+
+
+class Sample(NamedTuple):
+    """A sample as a worker read it; `error` if it could not."""
+    index: Optional[int]
+    image: Any = None
+    target: Any = None
+    error: Optional[BadImageError] = None
+
+
+class Batch(NamedTuple):
+    """A batch as workers send it."""
+    images: torch.Tensor
+    targets: torch.Tensor
+    indices: list[Optional[int]]
+    bad_images: list[BadImageError]
+    bad_target: Optional[str] = None
+
+
+def fast_collate(samples: Sequence[Sample]) -> Batch:
+    """ Stack samples, whose targets may be multi-hot, soft or integer classes.
+
+    Images keep their type: uint8 with a prefetcher that normalises them later, floating point without. What is wrong
+    with images or targets is part of the batch, as an error from a worker process would hide in a traceback.
+
+    Args:
+        samples: The samples of a batch.
+    """
+    bad_images = [sample.error for sample in samples if sample.error is not None]
+    samples = [sample for sample in samples if sample.error is None]
+    indices = [sample.index for sample in samples]
+    if not samples:
+        return Batch(torch.empty(0), torch.empty(0), indices, bad_images)
+    images = torch.stack([
+        torch.from_numpy(sample.image) if isinstance(sample.image, np.ndarray) else sample.image for sample in samples])
+    targets = torch.stack([torch.as_tensor(sample.target) for sample in samples])
+    return Batch(images, targets, indices, bad_images, _find_bad_target(targets, indices))
+
+
+def _find_bad_target(targets: torch.Tensor, indices: list[Optional[int]]) -> Optional[str]:
+    """Looked for here, on the CPU, because in the training step it would make the GPU wait."""
+    if not targets.is_floating_point():
+        return None
+    valid = (targets.clamp(0, 1) == targets) | (targets == -1)
+    if valid.all():
+        return None
+    row = int((~valid).flatten(1).any(dim=1).nonzero()[0])
+    value = targets[row][~valid[row]][0].item()
+    return f'Expected targets in [0, 1], or -1 for unknown, but got {value} for sample {indices[row]}.'
