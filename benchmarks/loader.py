@@ -13,14 +13,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import BinaryIO, Callable, Optional, Union
+from typing import Callable, Optional
 
 import numpy as np
 import timm.data
+import timm.data.loader
 import torch
 from PIL import Image
 from tqdm import tqdm
 
+from timm_splicemix.data.collate import Sample, fast_collate
 from timm_splicemix.data.decode import decode_image
 from timm_splicemix.data.transforms import create_transform
 
@@ -58,16 +60,11 @@ class Images(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> tuple:
         with open(self.paths[index], 'rb') as file:
-            decode = self.decode_like_timm if self.decoder is None else self.decode
-            return self.transform(decode(file))
-
-    def decode(self, file: BinaryIO) -> Union[Image.Image, torch.Tensor]:
-        return decode_image(file.read(), self.decoder)
-
-    def decode_like_timm(self, file: BinaryIO) -> Image.Image:
-        return Image.open(file).convert('RGB')
+            if self.decoder is None:
+                return self.transform(Image.open(file).convert('RGB')), 0
+            return Sample(index, self.transform(decode_image(file.read(), self.decoder)), torch.zeros(1))
 
 
 def pipelines(paths: list[Path], size: int, train_crop_mode: str) -> dict[str, Images]:
@@ -85,9 +82,10 @@ def passes(dataset: Images, workers: int) -> Callable[[], None]:
     """What reads all images once."""
     if not workers:
         return lambda: [dataset[i] for i in range(len(dataset))]
+    collate = timm.data.loader.fast_collate if dataset.decoder is None else fast_collate
     loader = torch.utils.data.DataLoader(
-        dataset, batch_size=BATCH_SIZE, num_workers=workers, persistent_workers=True)
-    return lambda: list(loader)
+        dataset, batch_size=BATCH_SIZE, num_workers=workers, persistent_workers=True, collate_fn=collate)
+    return lambda: [None for _ in loader]
 
 
 def alternate(functions: dict[str, Callable[[], None]], seconds: float, title: str) -> dict[str, np.ndarray]:

@@ -1,8 +1,9 @@
 """ Samples to batches, multi-hot or not, with all that went wrong told rather than raised in a worker """
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from .dataset import BadImageError
 
@@ -38,10 +39,18 @@ def fast_collate(samples: Sequence[Sample]) -> Batch:
     indices = [sample.index for sample in samples]
     if not samples:
         return Batch(torch.empty(0), torch.empty(0), indices, bad_images)
-    images = torch.stack([
-        torch.from_numpy(sample.image) if isinstance(sample.image, np.ndarray) else sample.image for sample in samples])
+    images = _stack([sample.image for sample in samples])
     targets = torch.stack([torch.as_tensor(sample.target) for sample in samples])
     return Batch(images, targets, indices, bad_images, _find_bad_target(targets, indices))
+
+
+def _stack(images: list[Union[np.ndarray, torch.Tensor]]) -> torch.Tensor:
+    """One tensor, in shared memory if made by a worker, in the memory format of the images."""
+    images = [torch.from_numpy(image) if isinstance(image, np.ndarray) else image for image in images]
+    channels_last = [image.permute(1, 2, 0) for image in images]
+    if not images[0].is_contiguous() and all(image.is_contiguous() for image in channels_last):
+        return default_collate(channels_last).permute(0, 3, 1, 2)
+    return default_collate(images)
 
 
 def _find_bad_target(targets: torch.Tensor, indices: list[Optional[int]]) -> Optional[str]:

@@ -16,6 +16,9 @@ _PIL_ERRORS = (
     Image.DecompressionBombError,
 )
 
+# Segments before the frame of a JPEG that say nothing about orientation or colours: JFIF, tables, comments
+_PLAIN_SEGMENTS = (0xE0, 0xDB, 0xC4, 0xDD, 0xFE)
+
 # EXIF orientation: what makes an image upright in PIL, and as flips of (C, H, W), transposed before for those above 4
 _TURNS = {
     2: (Image.Transpose.FLIP_LEFT_RIGHT, (2,)),
@@ -53,6 +56,10 @@ def decode_image(
     """
     if decoder not in DECODERS:
         raise ValueError(f"Expected decoder to be {' or '.join(DECODERS)}, but got '{decoder}'.")
+    if decoder == 'torchvision' and mode == 'RGB' and _is_plain_jpeg(data):
+        pixels = _decode_jpeg(data)
+        if pixels is not None:
+            return pixels
     try:
         with Image.open(io.BytesIO(data)) as image:
             if decoder == 'torchvision' and mode == 'RGB' and image.format == 'JPEG' and image.mode in ('RGB', 'L'):
@@ -69,6 +76,26 @@ def decode_image(
     except _PIL_ERRORS as error:
         raise OSError(str(error)) from error
     return image if decoder == 'pil' else pil_to_tensor(image)
+
+
+def _is_plain_jpeg(data: bytes) -> bool:
+    """ Whether a file is, at a glance, a JPEG that PIL need not look at: RGB or grayscale, and upright.
+
+    What is not so plain, a file with EXIF for example, may still be one that torchvision decodes.
+    """
+    if data[:2] != b'\xff\xd8':
+        return False
+    place = 2
+    while place + 10 <= len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker in (0xC0, 0xC1, 0xC2):  # baseline, extended or progressive frame
+            bits, height, width, channels = struct.unpack_from('>BHHB', data, place + 4)
+            limit = Image.MAX_IMAGE_PIXELS
+            return bits == 8 and channels in (1, 3) and (limit is None or 0 < height * width <= limit)
+        if marker not in _PLAIN_SEGMENTS:
+            return False
+        place += 2 + int.from_bytes(data[place + 2:place + 4], 'big')
+    return False
 
 
 def _decode_jpeg(data: bytes) -> Optional[torch.Tensor]:
