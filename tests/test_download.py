@@ -199,7 +199,7 @@ def test_data_set_of_another_year_joins_the_same_annotations_folder(server, tmp_
 
 def test_official_addresses_are_those_of_the_publishers():
     urls = {name: [archive.site + archive.path for archive in archives] for name, archives in ARCHIVES.items()}
-    voc, coco = 'http://host.robots.ox.ac.uk/pascal/VOC', 'http://images.cocodataset.org'
+    voc, coco = 'https://thor.robots.ox.ac.uk/pascal/VOC', 'http://images.cocodataset.org'
     assert urls == {
         'voc/2007': [f'{voc}/voc2007/VOCtrainval_06-Nov-2007.tar', f'{voc}/voc2007/VOCtest_06-Nov-2007.tar'],
         'voc/2012': [f'{voc}/voc2012/VOCtrainval_11-May-2012.tar'],
