@@ -10,7 +10,10 @@ from .mix import SpliceMix
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line, and whose description keeps its lines."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{'formatter_class': argparse.RawDescriptionHelpFormatter, **kwargs})
 
     def error(self, message: str):
         self.exit(2, f'{self.prog}: error: {message} (see --help)\n')

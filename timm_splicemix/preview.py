@@ -26,11 +26,7 @@ from .report import check_image_name, draw_batch, save_image
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    parser = CommandParser(
-        prog='timm_splicemix.preview',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = CommandParser(prog='timm_splicemix.preview', description=__doc__)
     parser.add_argument('--split', default='train', help='split to draw from (default: %(default)s)')
     parser.add_argument(
         '--batch-size', type=int, default=12, metavar='N', help='regular images (default: %(default)s)')

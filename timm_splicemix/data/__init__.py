@@ -8,8 +8,9 @@ from .list_file import ReaderList
 from .loader import ON_BAD_IMAGE, MultiLabelLoader, create_loader
 from .missing import keep_labels
 from .reader import MultiLabelReader
-from .registry import TRAIN_SPLITS, check_same_classes, create_dataset, dataset_names
+from .registry import check_same_classes, create_dataset, dataset_names
 from .shapes import generate_shapes
+from .splits import TRAIN_SPLITS
 from .transforms import create_transform
 from .voc import DIFFICULT, ReaderVoc
 from .wds import WdsDataset

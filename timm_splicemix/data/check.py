@@ -14,15 +14,12 @@ from tqdm import tqdm
 from ..args import CommandParser, add_dataset_args, add_label_args, command, dataset_kwargs
 from .dataset import BadImageError, StrictImageDataset
 from .decode import DECODERS
-from .registry import TRAIN_SPLITS, create_dataset
+from .registry import create_dataset
+from .splits import TRAIN_SPLITS
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    parser = CommandParser(
-        prog='timm_splicemix.data.check',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = CommandParser(prog='timm_splicemix.data.check', description=__doc__)
     parser.add_argument('--split', default='train', help='split to look at (default: %(default)s)')
     parser.add_argument(
         '--workers', type=int, default=2, metavar='N', help='processes that read (default: %(default)s)')

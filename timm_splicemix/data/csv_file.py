@@ -7,6 +7,7 @@ from typing import NamedTuple, Optional, Sequence, Union
 import torch
 
 from .reader import MultiLabelReader, check_files_exist, check_unique, class_index
+from .splits import TRAIN, VALIDATION, split_names
 
 _IMAGE_COLUMNS = ('image', 'image_path', 'path', 'file', 'filename', 'file_name', 'filepath', 'img', 'image_id', 'id')
 _LABEL_COLUMNS = ('labels', 'label', 'tags', 'tag', 'classes', 'class', 'categories', 'category')
@@ -14,8 +15,6 @@ _SPLIT_COLUMNS = ('split', 'subset', 'set', 'fold', 'partition')
 _DELIMITERS = (';', '|', ',', ' ')
 _VALUES = {'0': 0, '1': 1, '-1': -1, '0.0': 0, '1.0': 1, '-1.0': -1}
 _EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
-_TRAIN = ('train', 'training')
-_VALIDATION = ('val', 'valid', 'validation', 'eval', 'evaluation')
 
 
 def find_csv(root: Union[str, Path], split: str, split_column: Optional[str] = None) -> Path:
@@ -32,14 +31,14 @@ def find_csv(root: Union[str, Path], split: str, split_column: Optional[str] = N
     root = Path(root)
     there = sorted(root.iterdir()) if root.is_dir() else []
     files = {file.name.lower(): file for file in there if file.suffix.lower() in ('.csv', '.tsv')}
-    for name in _split_names(split):
+    for name in split_names(split.lower()):
         for suffix in ('.csv', '.tsv'):
             if f'{name}{suffix}' in files:
                 return files[f'{name}{suffix}']
 
     shared = [files[name] for name in ('labels.csv', 'annotations.csv') if name in files]
     if len(files) == 1:
-        shared = [file for file in files.values() if file.stem.lower() not in (*_TRAIN, *_VALIDATION, 'test')]
+        shared = [file for file in files.values() if file.stem.lower() not in (*TRAIN, *VALIDATION, 'test')]
     if not shared:
         listed = ', '.join(file.name for file in files.values()) or 'no .csv or .tsv file'
         raise ValueError(f'Expected {split}.csv or one file for all splits in {root}, but got {listed}.')
@@ -240,19 +239,11 @@ def _read_class_columns(
     return [table.columns[column] for column in columns], targets
 
 
-def _split_names(split: str) -> tuple[str, ...]:
-    """The names a split may have in a file, in the order they are tried."""
-    split = split.lower()
-    if split in _TRAIN:
-        return (split, *_TRAIN)
-    return (split, *_VALIDATION, 'test') if split in _VALIDATION else (split,)
-
-
 def _rows_of_split(table: _Table, column: Optional[int], split: Optional[str]) -> list[int]:
     if column is None or split is None:
         return list(range(len(table.rows)))
     values = [row[column].lower() for row in table.rows]
-    name = next((name for name in _split_names(split) if name in values), None)
+    name = next((name for name in split_names(split.lower()) if name in values), None)
     if name is None:
         there = ', '.join(sorted({row[column] for row in table.rows}))
         raise ValueError(

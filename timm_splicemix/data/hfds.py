@@ -10,15 +10,11 @@ import numpy as np
 import torch
 
 from .reader import MultiLabelReader, class_index
+from .splits import split_names
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_SYNONYMS = (
-    ('train', 'training'),
-    ('validation', 'val', 'valid', 'eval', 'evaluation', 'test'),
-    ('test', 'testing'),
-)
 _IMAGE_NAMES = ('image', 'img')
 _LABEL_NAMES = ('labels', 'label', 'tags')
 _ROWS = 1000  # labels read at a time
@@ -103,12 +99,6 @@ def hfds_is_multi_label(dataset: 'Dataset', label_column: Optional[str] = None) 
     """
     column = _label_column(dataset.features, label_column)
     return column is not None and _item(dataset.features[column]) is not None
-
-
-def split_names(split: str) -> tuple[str, ...]:
-    """The names under which data sets have the split, in the order in which they are looked for."""
-    others = next((names for names in reversed(_SYNONYMS) if split in names), ())
-    return tuple(dict.fromkeys((split, *others)))
 
 
 def _import_datasets() -> ModuleType:

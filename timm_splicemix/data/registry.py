@@ -18,6 +18,7 @@ from .list_file import ReaderList
 from .missing import keep_labels as hide_labels
 from .reader import MultiLabelReader
 from .shapes import generate_shapes
+from .splits import TRAIN_SPLITS, own_split
 from .voc import ReaderVoc, voc_split
 from .wds import WdsDataset
 
@@ -25,18 +26,9 @@ _logger = logging.getLogger(__name__)
 
 Root = Optional[Union[str, Path]]
 
-TRAIN_SPLITS = ('train', 'training', 'trainval', 'train-only')
-VALIDATION_SPLITS = ('validation', 'val', 'eval', 'evaluation')
 _TIMM_FOLDERS = ('', 'folder', 'image_folder', 'tar')
 _TIMM_PREFIXES = ('torch/', 'hfds/', 'hfids/', 'tfds/', 'wds/')
 _DOWNLOADS = ('coco/2014', 'coco/2017', 'voc/2007', 'voc/2012')
-
-
-def _own_split(split: str) -> str:
-    """The name that most data sets give to timm's split."""
-    if split in ('train', 'training'):
-        return 'train'
-    return 'val' if split in VALIDATION_SPLITS else split
 
 
 def _need_folder(root: Root, name: str) -> Path:
@@ -50,7 +42,7 @@ def _shapes(name: str, root: Root, split: str, *, seed: int = 0) -> MultiLabelRe
     if root is None:
         cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
         root = cache / 'timm_splicemix' / 'shapes'
-    split = _own_split(split)
+    split = own_split(split)
     if split not in ('train', 'val', 'val_unbiased'):
         raise ValueError(f"Expected a split of shapes (train, val or val_unbiased), but got '{split}'.")
     root = generate_shapes(root, seed=seed)
@@ -69,7 +61,7 @@ def _coco(
 ) -> MultiLabelReader:
     root = _need_folder(root, name)
     year = name.partition('/')[2] or None
-    images, file = find_coco(root, _own_split(split), year)
+    images, file = find_coco(root, own_split(split), year)
     if annotations is not None:
         file = _find_file(root, annotations)
         images = find_images(root, file)

@@ -10,15 +10,12 @@ import torch
 
 from ..args import CommandParser, add_dataset_args, add_label_args, command, dataset_kwargs
 from ..report import load_pyplot, save_figure
-from .registry import TRAIN_SPLITS, create_dataset
+from .registry import create_dataset
+from .splits import TRAIN_SPLITS
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    parser = CommandParser(
-        prog='timm_splicemix.data.stats',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = CommandParser(prog='timm_splicemix.data.stats', description=__doc__)
     parser.add_argument('--split', default='train', help='split to look at (default: %(default)s)')
     parser.add_argument('--pairs', type=int, default=10, metavar='N', help='pairs to list (default: %(default)s)')
     parser.add_argument('--output', metavar='FILE', help='draw a plot too, such as stats.png')

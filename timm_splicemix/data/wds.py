@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from .dataset import BadImageError
 from .decode import decode_image
-from .hfds import split_names
 from .reader import class_index
 from .seeding import mix_seeds, seeded
+from .splits import split_names
 
 _logger = logging.getLogger(__name__)
 

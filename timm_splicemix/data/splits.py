@@ -1,0 +1,21 @@
+""" Names of splits: timm's, and those that data sets give them """
+
+TRAIN = ('train', 'training')
+VALIDATION = ('val', 'valid', 'validation', 'eval', 'evaluation')
+TRAIN_SPLITS = (*TRAIN, 'trainval', 'train-only')  # the last two are VOC's
+
+
+def own_split(split: str) -> str:
+    """The name that most data sets give to a split that timm calls 'train' or 'validation'."""
+    if split in TRAIN:
+        return 'train'
+    return 'val' if split in VALIDATION else split
+
+
+def split_names(split: str) -> tuple[str, ...]:
+    """ The names under which a data set may have a split, in the order in which to look for them.
+
+    What validates may be called test, but what is asked for as test is never validation.
+    """
+    others = TRAIN if split in TRAIN else (*VALIDATION, 'test') if split in VALIDATION else ()
+    return tuple(dict.fromkeys((split, *others)))
