@@ -81,6 +81,7 @@ def test_folders_with_a_class_each_work_as_in_timm(tmp_path):
     for dataset_name in ('', 'folder'):
         dataset = tsm.create_dataset(dataset_name, root=tmp_path)
         assert [dataset[i][1] for i in range(2)] == [0, 1]
+        assert dataset.class_names == ['cat', 'dog'] and dataset.num_classes == 2
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path):

@@ -168,6 +168,35 @@ torch.distributed.destroy_process_group()
 '''
 
 
+def test_files_of_every_kind_and_name_are_read_alike_by_both_decoders(tmp_path):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (6, 8, 3), np.uint8).repeat(4, axis=0).repeat(4, axis=1)
+    image = Image.fromarray(pixels)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    image.save(tmp_path / 'plain.jpg')
+    image.convert('L').save(tmp_path / 'gray scale.JPG')
+    image.convert('CMYK').save(tmp_path / 'druckfähig.jpeg')
+    image.quantize(16).save(tmp_path / 'パレット.PNG')
+    image.convert('RGBA').save(tmp_path / 'clear.png')
+    image.save(tmp_path / 'turned.jpg', exif=exif)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    (tmp_path / 'val.csv').write_text('image,labels\n' + ''.join(f'{name},Katze;🐕\n' for name in names), 'utf-8')
+    batches = {}
+    for decoder in ('pil', 'torchvision'):
+        dataset = create_dataset('csv', tmp_path, 'val')
+        assert dataset.class_names == ['Katze', '🐕']
+        dataset.decoder = decoder
+        sizes = {name: tuple(np.asarray(dataset[i][0]).shape) for i, name in enumerate(names)}
+        upright = (32, 24, 3) if decoder == 'pil' else (3, 32, 24)
+        assert sizes['turned.jpg'] == upright and sizes['plain.jpg'] != upright
+        loader = create_loader(
+            dataset, 16, 6, num_workers=0, device=CPU, decoder=decoder, crop_mode='squash', crop_pct=1.)
+        (batches[decoder], _), = loader
+        assert loader.filenames() == names
+    assert (batches['pil'] - batches['torchvision']).abs().max() < 2.5 / 255 / 0.22  # grey levels, normalised
+
+
 def test_two_real_processes_cover_each_sample_exactly_once(run, root, tmp_path):
     script = tmp_path / 'script.py'
     script.write_text(SCRIPT)

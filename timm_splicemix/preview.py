@@ -88,11 +88,8 @@ def _choose(dataset: torch.utils.data.Dataset, number: int, seed: int) -> list[t
 
 
 def _class_names(dataset: torch.utils.data.Dataset, targets: torch.Tensor) -> list[str]:
-    """Names of the classes, from the data set or from the reader that timm gave it, or else their numbers."""
+    """Names of the classes, or else their numbers."""
     names = getattr(dataset, 'class_names', None) or getattr(dataset, 'classes', None)
-    class_to_idx = getattr(getattr(dataset, 'reader', None), 'class_to_idx', None)
-    if names is None and class_to_idx:
-        names = sorted(class_to_idx, key=class_to_idx.get)
     if names is None:
         names = map(str, range(targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1))
     return list(names)

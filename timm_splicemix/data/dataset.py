@@ -34,6 +34,16 @@ class StrictImageDataset(ImageDataset):
     decoder = 'pil'
     exif = False  # as in timm
 
+    @property
+    def class_names(self) -> Optional[list[str]]:
+        """Names of the classes, None if the reader does not know them."""
+        class_to_idx = getattr(self.reader, 'class_to_idx', None)
+        return sorted(class_to_idx, key=class_to_idx.get) if class_to_idx else None
+
+    @property
+    def num_classes(self) -> Optional[int]:
+        return None if self.class_names is None else len(self.class_names)
+
     def __getitem__(self, index: int):
         try:
             file, target, *features = self.reader[index]
@@ -77,14 +87,6 @@ class MultiLabelDataset(StrictImageDataset):
             target_transform=target_transform,
             input_img_mode=input_img_mode,
         )
-
-    @property
-    def class_names(self) -> list[str]:
-        return self.reader.class_names
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.reader.class_names)
 
     @property
     def targets(self) -> torch.Tensor:

@@ -226,7 +226,7 @@ def check_same_classes(train: torch.utils.data.Dataset, validation: torch.utils.
         train: One data set.
         validation: Another one.
     """
-    left, right = (list(getattr(dataset, 'class_names', ())) for dataset in (train, validation))
+    left, right = (list(getattr(dataset, 'class_names', None) or ()) for dataset in (train, validation))
     if left != right:
         only = sorted(set(left) ^ set(right))
         what = f"'{only[0]}' in one of them only" if only else 'another order'

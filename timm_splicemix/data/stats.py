@@ -10,6 +10,7 @@ import torch
 
 from ..args import CommandParser, add_dataset_args, add_label_args, command, dataset_kwargs
 from ..report import load_pyplot, save_figure
+from .dataset import MultiLabelDataset
 from .registry import create_dataset
 from .splits import TRAIN_SPLITS
 
@@ -123,7 +124,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
     is_training = args.split in TRAIN_SPLITS
     dataset = create_dataset(split=args.split, **dataset_kwargs(args, is_training))
-    if not hasattr(dataset, 'targets') or not hasattr(dataset, 'class_names'):
+    if not isinstance(dataset, MultiLabelDataset):
         raise ValueError(f"Expected a multi-label data set, but got '{args.dataset}' of type {type(dataset).__name__}.")
     print(format_stats(dataset.targets, dataset.class_names, args.pairs))
     if args.output:
