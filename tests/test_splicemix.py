@@ -384,6 +384,18 @@ def test_elem_mode_draws_flips_and_drops_for_each_mixed_image():
     assert max(uses.values()) - min(uses[image] for image in range(64)) <= 1  # across all records
 
 
+def test_elem_mode_draws_what_batch_mode_draws():
+    mixer = tsm.SpliceMix(mode='elem', ratio=0.5)
+    shapes, dropped = Counter(), 0
+    for _ in range(1500):
+        for record in mixer.plan(8).records:
+            shapes[record.grid.rows, record.grid.cols] += record.num_mixed
+            dropped += int(record.dropped.any(dim=1).sum())
+    assert sum(shapes.values()) == 6000 and abs(dropped / 6000 - 0.3) < 0.025
+    for shape, part in {(1, 2): 1 / 6, (2, 1): 1 / 6, (2, 2): 1 / 3, (2, 3): 1 / 6, (3, 2): 1 / 6}.items():
+        assert abs(shapes[shape] / 6000 - part) < 0.025
+
+
 def test_a_fixed_number_of_dropped_cells_is_kept():
     for mode in tsm.SpliceMix.MODES:
         mixer = tsm.SpliceMix('2x3-2,2x2-0', mode=mode, drop_prob=1., ratio=0.5)

@@ -34,7 +34,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         '--img-size', type=int, default=160, metavar='PIXELS', help='height and width (default: %(default)s)')
     parser.add_argument('--columns', type=int, metavar='N', help='images in a row (default: about a square)')
     parser.add_argument(
-        '--seed', type=int, default=0, metavar='N', help='which images, and how they are mixed (default: %(default)s)')
+        '--seed', type=int, default=42, metavar='N', help='which images, and how they are mixed (default: %(default)s)')
     parser.add_argument(
         '--output', default='preview.png', metavar='FILE', help='picture to write (default: %(default)s)')
     add_dataset_args(parser)
