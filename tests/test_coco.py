@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 from PIL import Image
@@ -53,7 +54,9 @@ def test_crowds_count_and_areas_are_kept(tmp_path):
 
 @pytest.mark.parametrize('name, split, folder', [
     ('coco/2014', 'train', 'train2014'), ('coco/2014', 'validation', 'val2014'), ('coco/2014', 'val', 'val2014'),
-    ('coco/2017', 'train', 'train2017'), ('coco/2017', 'validation', 'val2017'), ('coco', 'train', 'train'),
+    ('coco/2014', 'train2014', 'train2014'), ('coco/2017', 'val2017', 'val2017'), ('coco', 'train2014', 'train2014'),
+    ('coco/2014', 'valid', 'val2014'), ('coco/2017', 'train', 'train2017'), ('coco/2017', 'validation', 'val2017'),
+    ('coco', 'train', 'train'),
     ('coco', 'validation', 'val'), ('coco', 'test', 'test')])
 def test_timms_names_of_splits_find_those_of_coco(tmp_path, name, split, folder):
     write_coco(tmp_path, folder)
@@ -92,7 +95,8 @@ def test_an_annotation_file_that_is_not_one_is_refused(tmp_path, content):
 
 
 def test_a_missing_annotation_file_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r'Expected an annotation file, but got .*instances_train2014.json'):
+    write_coco(tmp_path, 'val2014')
+    with pytest.raises(ValueError, match=r'Expected .*instances_train2014.json, but got instances_val2014.json in'):
         create_dataset('coco/2014', tmp_path, 'train')
     with pytest.raises(ValueError, match=r'Expected an annotation file, but got other.json'):
         create_dataset('coco', tmp_path, 'train', annotations='other.json')
@@ -104,6 +108,27 @@ def test_an_image_that_is_listed_but_absent_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r'Expected the 2 images listed in .*, but got .*0030.jpg, which'):
         ReaderCoco(tmp_path / 'train', file)
     assert len(ReaderCoco(tmp_path / 'train', file, images_must_exist=False)) == 2
+
+
+def test_areas_that_are_not_given_are_those_of_the_boxes(tmp_path):
+    annotations = [annotation(1, 4, 9), annotation(2, 30, 9)]
+    del annotations[0]['area'], annotations[1]['area'], annotations[1]['bbox']
+    reader = ReaderCoco(tmp_path / 'train', write_coco(tmp_path, 'train', annotations))
+    assert reader.object_areas[0] == (0, 2, 4.) and math.isnan(reader.object_areas[1][2])
+
+
+def test_files_that_contradict_themselves_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'Expected an id of its own for each of the images, but got 4 twice'):
+        ReaderCoco(tmp_path / 'a', write_coco(tmp_path, 'a', image_ids=(30, 4, 4)))
+    with pytest.raises(ValueError, match=r'but got annotation 9 of image 77'):
+        ReaderCoco(tmp_path / 'b', write_coco(tmp_path, 'b', [*ANNOTATIONS, annotation(9, 77, 5)]))
+    with pytest.raises(ValueError, match=r'Expected a name for each of the categories'):
+        ReaderCoco(tmp_path / 'c', write_coco(tmp_path, 'c', categories=[{'id': 5}]))
+
+
+def test_labels_are_hidden_in_splits_that_are_called_train(tmp_path):
+    write_coco(tmp_path, 'train2014')
+    assert create_dataset('coco', tmp_path, 'train2014', keep_labels='single').targets.sum(dim=1).tolist() == [1, 1]
 
 
 def test_an_object_of_no_category_is_refused(tmp_path):

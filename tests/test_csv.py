@@ -269,3 +269,27 @@ def test_a_file_of_all_splits_must_tell_them_apart(tmp_path):
     with refuses(rf"Expected a column of splits in {re.escape(str(file))}, to find 'train', .*--csv-split-column"):
         find_csv(tmp_path, 'train')
     assert find_csv(tmp_path, 'train', split_column='when') == file
+
+
+def test_a_column_that_names_no_splits_is_no_split_column(tmp_path):
+    for index in range(3):
+        Image.new('RGB', (4, 4)).save(tmp_path / f'{index}.jpg')
+    (tmp_path / 'train.csv').write_text('image,labels,fold\n0.jpg,cat,0\n1.jpg,dog,1\n2.jpg,cat,2\n')
+    reader = ReaderCsv(tmp_path, tmp_path / 'train.csv', 'train')
+    assert len(reader) == 3 and reader.split_column is None
+    assert len(ReaderCsv(tmp_path, tmp_path / 'train.csv', '1', split_column='fold')) == 1
+
+
+def test_an_id_beside_the_image_is_no_class(tmp_path):
+    for index in range(2):
+        Image.new('RGB', (4, 4)).save(tmp_path / f'{index}.jpg')
+    (tmp_path / 'train.csv').write_text('id,image,cat\n0,0.jpg,1\n1,1.jpg,0\n')
+    assert ReaderCsv(tmp_path, tmp_path / 'train.csv').class_names == ['cat']
+
+
+def test_cutting_at_spaces_is_told(tmp_path, caplog):
+    Image.new('RGB', (4, 4)).save(tmp_path / '0.jpg')
+    (tmp_path / 'train.csv').write_text('image,labels\n0.jpg,dining table\n')
+    assert ReaderCsv(tmp_path, tmp_path / 'train.csv').class_names == ['dining', 'table']
+    assert 'are cut at spaces; name what separates them by --csv-delimiter' in caplog.text
+    assert ReaderCsv(tmp_path, tmp_path / 'train.csv', label_delimiter=';').class_names == ['dining table']

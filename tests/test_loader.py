@@ -248,11 +248,38 @@ def test_bad_images_can_be_skipped_and_are_told(root, tmp_path, workers, caplog)
         assert index_of(targets) == indices
 
 
-def test_a_batch_of_bad_images_alone_is_left_out(root, tmp_path):
+def test_a_batch_of_bad_images_alone_is_an_error(root, tmp_path):
     loader = make_loader(root, batch_size=1, on_bad_image='skip')
     loader.dataset.reader.paths[4] = str(tmp_path / 'missing.png')
-    seen = [index for b in read(loader) for index in b[2]]
-    assert sorted(seen) == [index for index in range(37) if index != 4]
+    with pytest.raises(OSError, match=r'but got a batch of 1 that can not be read, such as .*missing\.png'):
+        read(loader)
+
+
+def test_integers_that_are_no_multi_hot_targets_are_refused():
+    samples = [Sample(i, torch.zeros(3, 4, 4), torch.tensor([0, 1, 5 * i])) for i in range(2)]
+    assert fast_collate(samples).bad_target == (1, 5)
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'num_aug_splits': 3}, 'num_aug_splits'), ({'separate': True}, 'separate'), ({'naflex': True}, 'naflex'),
+    ({'crop_mode': 'sqash'}, 'crop_mode'), ({'train_crop_mode': 'none'}, 'train_crop_mode'),
+    ({'rank': 2, 'world_size': 2}, 'rank'), ({'rank': 0}, 'rank and world_size together')])
+def test_options_that_the_loader_does_not_have_are_refused(root, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_loader(root, **options)
+
+
+def test_several_processes_without_a_group_are_refused(root, monkeypatch):
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    with pytest.raises(ValueError, match='Expected a process group'):
+        make_loader(root)
+
+
+def test_the_papers_crop_has_no_colour_jitter_unless_given(root):
+    dataset = create_dataset('csv', root, 'train')
+    for options, expected in (({}, False), ({'color_jitter': 0.4}, True)):
+        create_loader(dataset, 16, 8, is_training=True, train_crop_mode='multiscale', device=CPU, **options)
+        assert ('ColorJitter' in repr(dataset.transform)) == expected
 
 
 def test_skipping_is_refused_in_evaluation(root):
@@ -277,7 +304,7 @@ def test_a_training_set_smaller_than_a_batch_is_refused(root):
 def test_targets_that_are_none_are_refused_on_the_cpu(root, workers, value):
     loader = make_loader(root, num_workers=workers, is_training=False)
     loader.dataset.target_transform = lambda target: target + value if target.sum() == 3 else target
-    message = r'^Expected targets in \[0, 1\], or -1 for unknown, but got .* for sample 7\.$'
+    message = r'^Expected targets in \[0, 1\], or -1 for unknown, but got .* for 7\.png\.$'
     with pytest.raises(ValueError, match=message):
         read(loader)
 

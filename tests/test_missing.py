@@ -66,6 +66,14 @@ def test_the_rule_gives_the_known_counts_of_labels():
     assert [counts['single', n] for n in range(1, 8)] == [1] * 7
 
 
+def test_the_protocols_draw_apart():
+    targets = make_targets()
+    single, some = keep_labels(targets, 'single', 0), keep_labels(targets, '40', 0)
+    many = targets.sum(dim=1) >= 3
+    nested = ((single == 1) <= (some == 1)).all(dim=1)[many].float().mean()
+    assert nested < 0.7
+
+
 @pytest.mark.parametrize('text', ['0', '1', '-0.1', '1.5', '50', 'half', 'nan', ''])
 def test_other_protocols_are_refused(text):
     with pytest.raises(ValueError, match='Expected keep_labels to be 75, 40, single or a probability'):

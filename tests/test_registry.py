@@ -119,6 +119,18 @@ def test_downloads_are_asked_for(monkeypatch, tmp_path):
         with pytest.raises(ValueError):
             create_dataset('voc/2007', tmp_path, download=download)
     assert calls == [('voc/2007', tmp_path)]
+    with pytest.raises(ValueError, match='Expected the folder to fetch'):
+        create_dataset('voc/2007', download=True)
+
+
+def test_what_is_there_is_not_fetched(monkeypatch, tmp_path):
+    monkeypatch.setattr('timm_splicemix.data.registry.download_dataset', lambda *args: pytest.fail('fetched'))
+    write_images(tmp_path / 'train2014', 1)
+    coco = {'images': [{'id': 1, 'file_name': '0.jpg'}], 'categories': [{'id': 1, 'name': 'cat'}],
+            'annotations': [{'id': 1, 'image_id': 1, 'category_id': 1, 'bbox': [0, 0, 1, 1]}]}
+    (tmp_path / 'annotations').mkdir()
+    (tmp_path / 'annotations' / 'instances_train2014.json').write_text(json.dumps(coco))
+    assert len(create_dataset('coco/2014', tmp_path, download=True)) == 1
 
 
 @pytest.fixture
@@ -156,6 +168,25 @@ def test_shards_are_streamed_through_the_loader(shards, workers):
     assert not torch.equal(epochs[0][0][1], epochs[1][0][1])
     for left, right in zip(epochs[2], epochs[0][2:]):
         assert torch.equal(left[0], right[0]) and torch.equal(left[1], right[1])
+
+
+def test_the_loader_says_which_process_reads_which_samples_of_a_stream(shards):
+    seen = []
+    for rank in (0, 1):
+        loader = create_loader(
+            create_dataset('wds/', shards, 'train'), 16, 5, num_workers=0, device=CPU, rank=rank, world_size=2)
+        for _ in loader:
+            seen += loader.indices
+            assert all('.tar:' in name for name in loader.filenames())
+    assert sorted(seen) == list(range(21))
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_a_wrong_label_of_a_stream_is_one_sentence(shards, workers):
+    (shards / 'classes.txt').write_text('bit0\nbit1\n')
+    loader = create_loader(create_dataset('wds/', shards, 'train'), 16, 5, num_workers=workers, device=CPU)
+    with pytest.raises(ValueError, match=r'^Expected [^\n]*$'):
+        list(loader)
 
 
 def test_bad_images_of_a_stream_can_be_skipped(shards):

@@ -1,4 +1,5 @@
 import builtins
+import tarfile
 
 import pytest
 import torch
@@ -20,6 +21,9 @@ def root(tmp_path):
     (folder / 'train.csv').write_text('image,labels\n' + rows)
     for index in range(5):
         Image.new('RGB', (9, 7)).save(folder / f'{index}.jpg')
+    (folder / 'absent_image.csv').write_text('image,labels\nnowhere.jpg,cat\n')
+    (folder / 'twice.csv').write_text('image,labels\n0.jpg,cat\n./0.jpg,dog\n')
+    (folder / 'empty.csv').write_text('image,labels\n')
     return folder
 
 
@@ -75,6 +79,17 @@ def test_without_matplotlib_a_line_says_so_and_nothing_fails(root, tmp_path, cap
     (['--dataset', 'csv', '--class-map', 'nowhere.txt'], 'nowhere.txt'),
     (['--dataset', 'coco/2014'], 'instances_train2014.json'),
     (['--dataset', 'cvs'], "but got 'cvs'"),
+    (['--dataset', 'csv', '--data-dir', '/no/such/folder'], '/no/such/folder'),
+    (['--dataset', 'csv', '--train-ann', 'absent.csv'], 'absent.csv'),
+    (['--dataset', 'csv', '--train-ann', 'absent_image.csv'], 'nowhere.jpg'),
+    (['--dataset', 'csv', '--train-ann', 'twice.csv'], 'twice'),
+    (['--dataset', 'csv', '--train-ann', 'empty.csv'], 'a header only'),
+    (['--dataset', 'csv', '--csv-delimiter', ''], '--csv-delimiter'),
+    (['--dataset', 'csv', '--dataset-download'], 'that can be fetched'),
+    (['--dataset', 'voc/2007', '--data-dir', '/no/such/folder'], '/no/such/folder'),
+    (['--dataset', 'coco', '--train-ann', 'train.csv'], 'Expected annotations in COCO format'),
+    (['--dataset', 'folder', '--train-ann', 'empty.csv'], 'empty.csv'),
+    (['--dataset', 'wds/nothing'], '--class-map'),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(root, capsys, flags, message):
     with pytest.raises(SystemExit) as caught:
@@ -107,7 +122,25 @@ def test_check_finds_every_file_that_can_not_be_read(root, capsys, workers, deco
     assert lines[2] == '5 images, 2 that can not be read'
 
 
-def test_check_refuses_streams(tmp_path, capsys):
+def test_check_reads_folders_and_shards(tmp_path, capsys):
+    (tmp_path / 'folders' / 'cat').mkdir(parents=True)
+    Image.new('RGB', (4, 4)).save(tmp_path / 'folders' / 'cat' / 'a.png')
+    (tmp_path / 'folders' / 'cat' / 'b.png').write_bytes(b'no image')
     with pytest.raises(SystemExit) as caught:
-        check(['--dataset', 'wds/x', '--data-dir', str(tmp_path), '--class-map', 'none.txt'])
-    assert caught.value.code == 2 and capsys.readouterr().err.count('\n') == 1
+        check(['--data-dir', str(tmp_path / 'folders'), '--workers', '0'])
+    lines = capsys.readouterr().out.splitlines()
+    assert caught.value.code == 1 and lines[0].startswith(f'{tmp_path}/folders/cat/b.png: ')
+    assert lines[1] == '2 images, 1 that can not be read'
+
+    (tmp_path / 'classes.txt').write_text('cat\ndog\n')
+    with tarfile.open(tmp_path / 'train-0.tar', 'w') as tar:
+        for key, image, label in (('a', 'folders/cat/a.png', 'cat'), ('b', 'folders/cat/b.png', 'dog'),
+                                  ('c', 'folders/cat/a.png', 'dgo')):
+            tar.add(tmp_path / image, f'{key}.png')
+            (tmp_path / 'label.json').write_text(f'{{"labels": ["{label}"]}}')
+            tar.add(tmp_path / 'label.json', f'{key}.json')
+    with pytest.raises(SystemExit) as caught:
+        check(['--dataset', 'wds/', '--data-dir', str(tmp_path), '--workers', '0'])
+    lines = capsys.readouterr().out.splitlines()
+    assert caught.value.code == 1 and len(lines) == 3
+    assert 'train-0.tar:b.png' in lines[0] and "'dog' is the nearest" in lines[1]

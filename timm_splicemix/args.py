@@ -28,7 +28,7 @@ def command(main: Callable[[Optional[Sequence[str]]], None]) -> Callable[[Option
     def run(argv: Optional[Sequence[str]] = None) -> None:
         try:
             main(argv)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ImportError) as error:  # the last: an extra that is not installed
             if os.environ.get('TSM_TRACEBACK'):
                 raise
             print('error:', ' '.join(str(error).split()), file=sys.stderr)

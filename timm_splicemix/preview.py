@@ -20,7 +20,7 @@ from .args import (
     dataset_kwargs,
     splicemix_kwargs,
 )
-from .data import TRAIN_SPLITS, create_dataset
+from .data import create_dataset, is_training_split
 from .mix import SpliceMix
 from .report import check_image_name, draw_batch, save_image
 
@@ -60,7 +60,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 
     size = (args.img_size, args.img_size)
     transform = v2.Compose([v2.PILToTensor(), v2.RGB(), v2.Resize(size, antialias=True)])
-    kwargs = dataset_kwargs(args, is_training=args.split in TRAIN_SPLITS)
+    kwargs = dataset_kwargs(args, is_training=is_training_split(args.split))
     dataset = create_dataset(split=args.split, transform=transform, **kwargs)
     samples = _choose(dataset, args.batch_size, args.seed)
     if not samples:

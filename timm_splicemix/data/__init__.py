@@ -10,7 +10,7 @@ from .missing import keep_labels
 from .reader import MultiLabelReader
 from .registry import check_same_classes, create_dataset, dataset_names
 from .shapes import generate_shapes
-from .splits import TRAIN_SPLITS
+from .splits import is_training_split
 from .transforms import create_transform
 from .voc import DIFFICULT, ReaderVoc
 from .wds import WdsDataset
@@ -20,7 +20,6 @@ __all__ = [
     'DECODERS',
     'DIFFICULT',
     'ON_BAD_IMAGE',
-    'TRAIN_SPLITS',
     'BadImageError',
     'MultiLabelDataset',
     'MultiLabelLoader',
@@ -39,5 +38,6 @@ __all__ = [
     'decode_image',
     'download_dataset',
     'generate_shapes',
+    'is_training_split',
     'keep_labels',
 ]

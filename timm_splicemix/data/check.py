@@ -6,7 +6,7 @@ Prints each file that can't be read; the exit code is 1 if there are any.
 """
 import argparse
 import sys
-from typing import Iterator, Optional, Sequence
+from typing import Iterator, Optional, Sequence, Union
 
 import torch.utils.data
 from tqdm import tqdm
@@ -15,7 +15,8 @@ from ..args import CommandParser, add_dataset_args, add_label_args, command, dat
 from .dataset import BadImageError, StrictImageDataset
 from .decode import DECODERS
 from .registry import create_dataset
-from .splits import TRAIN_SPLITS
+from .splits import is_training_split
+from .wds import WdsDataset
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -35,21 +36,23 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 class _Reports(torch.utils.data.Dataset):
     """For each image, None or what is wrong with it."""
 
-    def __init__(self, dataset: StrictImageDataset):
+    def __init__(self, dataset: Union[StrictImageDataset, WdsDataset]):
         self.dataset = dataset
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return self.dataset.num_samples if isinstance(self.dataset, WdsDataset) else len(self.dataset)
 
     def __getitem__(self, index: int) -> Optional[str]:
         try:
-            self.dataset[index]
+            self.dataset.load(0, index) if isinstance(self.dataset, WdsDataset) else self.dataset[index]
         except BadImageError as error:
             return f'{error.path}: {error.reason}'
+        except ValueError as error:  # a label in a shard
+            return str(error)
         return None
 
 
-def find_bad_images(dataset: StrictImageDataset, workers: int) -> Iterator[Optional[str]]:
+def find_bad_images(dataset: Union[StrictImageDataset, WdsDataset], workers: int) -> Iterator[Optional[str]]:
     """ Read every image.
 
     Args:
@@ -67,23 +70,22 @@ def find_bad_images(dataset: StrictImageDataset, workers: int) -> Iterator[Optio
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
-    is_training = args.split in TRAIN_SPLITS
-    kwargs = {**dataset_kwargs(args, is_training), 'images_must_exist': False}
-    if args.dataset == 'shapes' or args.dataset.startswith('hfds/'):
-        del kwargs['images_must_exist']
-    dataset = create_dataset(split=args.split, **kwargs)
-    if not isinstance(dataset, StrictImageDataset):
-        raise ValueError(f"Expected a data set of files, but got '{args.dataset}' of type {type(dataset).__name__}.")
+    is_training = is_training_split(args.split)
+    dataset = create_dataset(split=args.split, images_must_exist=False, **dataset_kwargs(args, is_training))
+    if not isinstance(dataset, (StrictImageDataset, WdsDataset)):
+        raise ValueError(
+            f"Expected a data set of files or shards, but got '{args.dataset}' of type {type(dataset).__name__}.")
     dataset.decoder = args.decoder
     bad = 0
-    with tqdm(total=len(dataset), unit='img', desc='Checking', disable=None) as bar:
+    total = len(_Reports(dataset))
+    with tqdm(total=total, unit='img', desc='Checking', disable=None) as bar:
         for report in find_bad_images(dataset, args.workers):
             bar.update()
             if report is not None:
                 bad += 1
                 bar.set_postfix(bad=bad)
                 tqdm.write(report, file=sys.stdout)
-    print(f'{len(dataset):,} images, {bad:,} that can not be read')
+    print(f'{total:,} images, {bad:,} that can not be read')
     if bad:
         sys.exit(1)
 

@@ -2,8 +2,10 @@
 import contextlib
 import io
 import json
+import math
+from collections import Counter
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 from pycocotools.coco import COCO
@@ -37,6 +39,7 @@ class ReaderCoco(MultiLabelReader):
         if class_order not in CLASS_ORDERS:
             raise ValueError(f"Expected class_order to be {' or '.join(CLASS_ORDERS)}, but got '{class_order}'.")
         coco = _load(Path(annotations))
+        _check_consistent(coco, annotations)
         names = {category: entry['name'] for category, entry in coco.cats.items()}
         categories = sorted(names, key=names.get if class_order == 'name' else None)
         class_of = {category: index for index, category in enumerate(categories)}
@@ -51,7 +54,7 @@ class ReaderCoco(MultiLabelReader):
                         f"Expected the id of one of the {len(categories)} categories, but got "
                         f"{annotation['category_id']} in annotation {annotation['id']} of {annotations}.")
                 targets[row, column] = 1
-                areas.append((row, column, float(annotation['area'])))
+                areas.append((row, column, _area(annotation)))
         paths = [str(Path(images) / coco.imgs[image_id]['file_name']) for image_id in image_ids]
         check_unique(paths, str(annotations))
         if images_must_exist:
@@ -75,6 +78,33 @@ def _load(annotations: Path) -> COCO:
     return coco
 
 
+def _check_consistent(coco: COCO, annotations: Union[str, Path]) -> None:
+    """Refuse what pycocotools would pass over in silence, losing images or labels."""
+    for part, key in (('images', 'file_name'), ('categories', 'name')):
+        entries = coco.dataset[part]
+        lacking = next((entry for entry in entries if key not in entry), None)
+        if lacking is not None:
+            raise ValueError(f"Expected a {key} for each of the {part}, but got {lacking} in {annotations}.")
+        counts = Counter(entry['id'] for entry in entries)
+        double = next((number for number, count in counts.items() if count > 1), None)
+        if double is not None:
+            raise ValueError(
+                f'Expected an id of its own for each of the {part}, but got {double} twice in {annotations}.')
+    lost = next((entry for entry in coco.dataset['annotations'] if entry['image_id'] not in coco.imgs), None)
+    if lost is not None:
+        raise ValueError(
+            f"Expected annotations of the images that are listed, but got annotation {lost['id']} of image "
+            f"{lost['image_id']} in {annotations}.")
+
+
+def _area(annotation: dict[str, Any]) -> float:
+    """Area of an object in pixels, that of its box if the file does not say, NaN without a box."""
+    if 'area' in annotation:
+        return float(annotation['area'])
+    _, _, width, height = annotation.get('bbox') or (math.nan,) * 4
+    return float(width * height)
+
+
 def find_coco(root: Union[str, Path], split: str, year: Optional[str]) -> tuple[Path, Path]:
     """ Where COCO keeps the images and the annotations of a split.
 
@@ -84,7 +114,11 @@ def find_coco(root: Union[str, Path], split: str, year: Optional[str]) -> tuple[
         year: Year that official names end in, None for other data sets.
     """
     name = f'{split}{year or ""}'
-    return Path(root) / name, Path(root) / 'annotations' / f'instances_{name}.json'
+    file = Path(root) / 'annotations' / f'instances_{name}.json'
+    if not file.is_file():
+        there = ', '.join(sorted(path.name for path in file.parent.glob('instances_*.json'))) or 'no such file'
+        raise ValueError(f'Expected {file}, but got {there} in {file.parent}: name another split or annotation file.')
+    return Path(root) / name, file
 
 
 def find_images(root: Union[str, Path], annotations: Union[str, Path]) -> Path:

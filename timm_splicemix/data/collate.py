@@ -5,15 +5,13 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from .dataset import BadImageError
-
 
 class Sample(NamedTuple):
     """A sample as a worker read it; `error` if it could not."""
     index: Optional[int]
     image: Any = None
     target: Any = None
-    error: Optional[BadImageError] = None
+    error: Optional[Exception] = None
 
 
 class Batch(NamedTuple):
@@ -21,8 +19,8 @@ class Batch(NamedTuple):
     images: torch.Tensor
     targets: torch.Tensor
     indices: list[Optional[int]]
-    bad_images: list[BadImageError]
-    bad_target: Optional[str] = None
+    errors: list[Exception]
+    bad_target: Optional[tuple[Optional[int], float]] = None  # index of the sample, and the value that is none
 
 
 def fast_collate(samples: Sequence[Sample]) -> Batch:
@@ -34,14 +32,14 @@ def fast_collate(samples: Sequence[Sample]) -> Batch:
     Args:
         samples: The samples of a batch.
     """
-    bad_images = [sample.error for sample in samples if sample.error is not None]
+    errors = [sample.error for sample in samples if sample.error is not None]
     samples = [sample for sample in samples if sample.error is None]
     indices = [sample.index for sample in samples]
     if not samples:
-        return Batch(torch.empty(0), torch.empty(0), indices, bad_images)
+        return Batch(torch.empty(0), torch.empty(0), indices, errors)
     images = _stack([sample.image for sample in samples])
     targets = torch.stack([torch.as_tensor(sample.target) for sample in samples])
-    return Batch(images, targets, indices, bad_images, _find_bad_target(targets, indices))
+    return Batch(images, targets, indices, errors, _find_bad_target(targets, indices))
 
 
 def _stack(images: list[Union[np.ndarray, torch.Tensor]]) -> torch.Tensor:
@@ -53,13 +51,15 @@ def _stack(images: list[Union[np.ndarray, torch.Tensor]]) -> torch.Tensor:
     return default_collate(images)
 
 
-def _find_bad_target(targets: torch.Tensor, indices: list[Optional[int]]) -> Optional[str]:
+def _find_bad_target(
+        targets: torch.Tensor,
+        indices: list[Optional[int]],
+) -> Optional[tuple[Optional[int], float]]:
     """Looked for here, on the CPU, because in the training step it would make the GPU wait."""
-    if not targets.is_floating_point():
+    if targets.ndim == 1 or targets.dtype == torch.bool:  # classes are what the loss checks
         return None
     valid = (targets.clamp(0, 1) == targets) | (targets == -1)
     if valid.all():
         return None
     row = int((~valid).flatten(1).any(dim=1).nonzero()[0])
-    value = targets[row][~valid[row]][0].item()
-    return f'Expected targets in [0, 1], or -1 for unknown, but got {value} for sample {indices[row]}.'
+    return indices[row], targets[row][~valid[row]][0].item()

@@ -1,5 +1,6 @@
 """ Data sets in a CSV or TSV file: one column of labels, or a column of 0, 1 and -1 per class """
 import csv
+import logging
 import os
 from pathlib import Path
 from typing import NamedTuple, Optional, Sequence, Union
@@ -8,6 +9,8 @@ import torch
 
 from .reader import MultiLabelReader, check_files_exist, check_unique, class_index
 from .splits import TRAIN, VALIDATION, split_names
+
+_logger = logging.getLogger(__name__)
 
 _IMAGE_COLUMNS = ('image', 'image_path', 'path', 'file', 'filename', 'file_name', 'filepath', 'img', 'image_id', 'id')
 _LABEL_COLUMNS = ('labels', 'label', 'tags', 'tag', 'classes', 'class', 'categories', 'category')
@@ -43,7 +46,7 @@ def find_csv(root: Union[str, Path], split: str, split_column: Optional[str] = N
         listed = ', '.join(file.name for file in files.values()) or 'no .csv or .tsv file'
         raise ValueError(f'Expected {split}.csv or one file for all splits in {root}, but got {listed}.')
     table = _read_table(shared[0])
-    if table.find(split_column, _SPLIT_COLUMNS, '--csv-split-column') is None:
+    if table.find_split(split_column, split) is None:
         raise ValueError(
             f"Expected a column of splits in {shared[0]}, to find '{split}', but got the columns {table.listing}: name "
             'it by --csv-split-column, or write a file for each split (train.csv, val.csv).')
@@ -87,7 +90,9 @@ class ReaderCsv(MultiLabelReader):
             raise ValueError(
                 f'Expected a column of images in {file}, but got the columns {table.listing}: name it by '
                 '--csv-image-column.')
-        part = table.find(split_column, _SPLIT_COLUMNS, '--csv-split-column')
+        part = table.find_split(split_column, split)
+        if label_delimiter == '':
+            raise ValueError("Expected --csv-delimiter to be a character, but got ''.")
         label = table.find(label_column, _LABEL_COLUMNS, '--csv-label-column')
         if label is not None:
             class_names, targets = _read_labels(table, label, label_delimiter, class_names)
@@ -96,14 +101,16 @@ class ReaderCsv(MultiLabelReader):
                 f"Expected a column of labels to separate at '{label_delimiter}' in {file}, but got the columns "
                 f'{table.listing}: name it by --csv-label-column, or leave --csv-delimiter out.')
         else:
-            columns = [column for column in range(len(table.columns)) if column not in (image, part)]
+            columns = [
+                column for column, name in enumerate(table.columns)
+                if column not in (image, part) and (class_names is not None or name.lower() not in _IMAGE_COLUMNS)]
             class_names, targets = _read_class_columns(table, columns, class_names)
 
         kept = _rows_of_split(table, part, split)
         for row in kept:
             if not table.rows[row][image]:
                 raise ValueError(f'Expected an image in each row, but got none in {table.where(row)}.')
-        paths = _complete([os.path.join(root, table.rows[row][image]) for row in kept])
+        paths = _complete([os.path.normpath(os.path.join(root, table.rows[row][image])) for row in kept])
         check_unique(paths, str(file))
         if images_must_exist:
             check_files_exist(paths, str(file))
@@ -133,6 +140,15 @@ class _Table(NamedTuple):
             return self.columns.index(given)
         lower = [column.lower() for column in self.columns]
         return next((lower.index(name) for name in usual if name in lower), None)
+
+
+    def find_split(self, given: Optional[str], split: Optional[str] = None) -> Optional[int]:
+        """Index of the column of splits: the one that is given, or a usual one whose values are names of splits."""
+        column = self.find(given, _SPLIT_COLUMNS, '--csv-split-column')
+        if column is None or given is not None:
+            return column
+        names = {*TRAIN, *VALIDATION, 'test', (split or '').lower()}
+        return column if any(row[column].lower() in names for row in self.rows) else None
 
 
 def _read_table(file: Path) -> _Table:
@@ -176,6 +192,8 @@ def _read_labels(
     cells = [row[column] for row in table.rows]
     if delimiter is None:
         delimiter = next((d for d in _DELIMITERS if any(d in cell for cell in cells if cell not in whole)), None)
+        if delimiter == ' ':
+            _logger.warning(f'Labels of {table.file} are cut at spaces; name what separates them by --csv-delimiter.')
     labels = []
     for cell in cells:
         parts = [cell] if delimiter is None or cell in whole else cell.split(delimiter)

@@ -13,7 +13,7 @@ from .collate import Batch, Sample, fast_collate
 from .dataset import BadImageError
 from .sampler import EpochBatches, SampleKey, distributed_place
 from .seeding import mix_seeds, seeded
-from .transforms import create_transform
+from .transforms import TRANSFORM_OPTIONS, create_transform
 from .wds import WdsDataset
 
 _logger = logging.getLogger(__name__)
@@ -44,16 +44,16 @@ class _Stream(torch.utils.data.IterableDataset):
         self.dataset = dataset
 
     def __iter__(self) -> Iterator[Sample]:
-        samples = iter(self.dataset)
-        while True:
-            try:
-                image, target, *_ = next(samples)
-            except StopIteration:
-                return
-            except BadImageError as error:
-                yield Sample(None, error=error)
-            else:
+        if not isinstance(self.dataset, WdsDataset):
+            for image, target, *_ in self.dataset:
                 yield Sample(None, image, target)
+            return
+        epoch, start_batch = self.dataset.position
+        for index in self.dataset.indices(epoch, start_batch):
+            try:
+                yield Sample(index, *self.dataset.load(epoch, index))
+            except (BadImageError, ValueError) as error:  # an image, or a label
+                yield Sample(index, error=error)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -87,19 +87,31 @@ class _Source:
         self.waiting.clear()
         for batch in self.loader:
             self._look_at(batch)
-            if batch.indices:
-                self.waiting.append(batch.indices)
-                yield batch.images, batch.targets
+            self.waiting.append(batch.indices)
+            yield batch.images, batch.targets
+
+    def filename(self, index: Optional[int]) -> str:
+        """The file of a sample, as far as the data set knows it."""
+        dataset = self.loader.dataset.dataset
+        return dataset.filename(index) if index is not None and hasattr(dataset, 'filename') else f'sample {index}'
 
     def _look_at(self, batch: Batch) -> None:
         """Tell what went wrong while the batch was read."""
-        if batch.bad_target:
-            raise ValueError(batch.bad_target)
-        for error in batch.bad_images:
+        if batch.bad_target is not None:
+            index, value = batch.bad_target
+            raise ValueError(
+                f'Expected targets in [0, 1], or -1 for unknown, but got {value} for {self.filename(index)}.')
+        for error in batch.errors:
+            if not isinstance(error, BadImageError):
+                raise ValueError(str(error))  # another object: see above about cycles
             if self.on_bad_image == 'raise':
-                raise BadImageError(error.path, error.reason)  # another object: see above about cycles
+                raise BadImageError(error.path, error.reason)
             self.num_skipped += 1
             _logger.warning(f'Skipped {error.path}: {error.reason}')
+        if not batch.indices:  # leaving the batch out would give processes different numbers of steps
+            raise OSError(
+                f'Expected a readable image in each batch, but got a batch of {len(batch.errors)} that can not be '
+                f'read, such as {batch.errors[0].path}: mend or remove them (python -m timm_splicemix.data.check).')
 
 
 class _SeededErasing:
@@ -172,10 +184,7 @@ class MultiLabelLoader:
 
     def filenames(self) -> list[str]:
         """Files of the batch that is worked on."""
-        reader = getattr(self.dataset, 'reader', None)
-        if reader is None:
-            return []
-        return [reader.filename(index) for index in self.indices if index is not None]
+        return [self._source.filename(index) for index in self.indices]
 
     def __len__(self) -> int:
         return len(self._source.loader) - (self._source.start_batch if self.batches is None else 0)
@@ -256,6 +265,9 @@ def create_loader(
         raise ValueError(
             "Expected on_bad_image 'raise' in evaluation, but got 'skip': "
             'a result must be over all images; mend or remove the bad ones.')
+    left_out = sorted(set(transform_kwargs) - set(TRANSFORM_OPTIONS))
+    if left_out:
+        raise ValueError(f"Expected options that this loader has, but got {', '.join(left_out)}, see docs/data.md.")
     rank, world_size = distributed_place(rank, world_size)
     re_num_splits = 2 if re_split else 0
     dataset.transform = create_transform(
@@ -279,7 +291,7 @@ def create_loader(
             raise ValueError('Expected num_aug_repeats 0 for a data set that is streamed, but got a number.')
         batches = None
         if isinstance(dataset, WdsDataset):
-            dataset.set_batches(batch_size, is_training, seed)
+            dataset.set_batches(batch_size, is_training, seed, rank, world_size)
         loader = torch.utils.data.DataLoader(
             _Stream(dataset), batch_size=batch_size, drop_last=is_training, **kwargs)
     else:

@@ -3,6 +3,8 @@ from typing import Union
 
 import torch
 
+from .seeding import mix_seeds
+
 # How many of n labels an image keeps; counted from the lists that the missing-label papers share.
 _KEPT = {
     '75': lambda n: n // 2 + 1,
@@ -41,7 +43,8 @@ def keep_labels(targets: torch.Tensor, protocol: Union[str, float], seed: int = 
         New targets.
     """
     protocol = parse_keep_labels(protocol)
-    generator = torch.Generator().manual_seed(seed)
+    number = list(_KEPT).index(protocol) if isinstance(protocol, str) else len(_KEPT)
+    generator = torch.Generator().manual_seed(mix_seeds(seed, number))  # else few labels would be a part of more
     draws = torch.rand(targets.shape, generator=generator)
     if not isinstance(protocol, str):
         return targets.masked_fill(draws >= protocol, -1)

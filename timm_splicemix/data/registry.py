@@ -18,7 +18,7 @@ from .list_file import ReaderList
 from .missing import keep_labels as hide_labels
 from .reader import MultiLabelReader
 from .shapes import generate_shapes
-from .splits import TRAIN_SPLITS, own_split
+from .splits import is_training_split, own_split
 from .voc import ReaderVoc, voc_split
 from .wds import WdsDataset
 
@@ -28,6 +28,7 @@ Root = Optional[Union[str, Path]]
 
 _TIMM_FOLDERS = ('', 'folder', 'image_folder', 'tar')
 _TIMM_PREFIXES = ('torch/', 'hfds/', 'hfids/', 'tfds/', 'wds/')
+_GIVEN = ('name', 'root', 'split', 'is_training', 'images_must_exist')  # to readers, by create_dataset
 _DOWNLOADS = ('coco/2014', 'coco/2017', 'voc/2007', 'voc/2012')
 
 
@@ -61,8 +62,9 @@ def _coco(
 ) -> MultiLabelReader:
     root = _need_folder(root, name)
     year = name.partition('/')[2] or None
-    images, file = find_coco(root, own_split(split), year)
-    if annotations is not None:
+    if annotations is None:
+        images, file = find_coco(root, own_split(split.removesuffix(year or '')), year)
+    else:
         file = _find_file(root, annotations)
         images = find_images(root, file)
     return ReaderCoco(images, file, class_order, keep_unlabelled, images_must_exist)
@@ -154,6 +156,7 @@ def create_dataset(
         class_names: Optional[Sequence[str]] = None,
         keep_labels: Optional[str] = None,
         keep_labels_seed: int = 0,
+        images_must_exist: bool = True,
         transform: Optional[Callable[[Any], Any]] = None,
         target_transform: Optional[Callable[[torch.Tensor], Any]] = None,
         input_img_mode: str = 'RGB',
@@ -174,24 +177,25 @@ def create_dataset(
         class_names: Names of the classes instead of a file.
         keep_labels: Hide labels of a training split: '75', '40', 'single' or a probability, see `keep_labels`.
         keep_labels_seed: Seed of what is hidden.
+        images_must_exist: Refuse lists of images that are not there, where images are listed.
         transform: Applied to each image.
         target_transform: Applied to each target.
         input_img_mode: Mode that images are converted to.
         **kwargs: What the data set itself takes: `annotations` (coco, csv, folder), `class_order` and `keep_unlabelled`
             (coco), `difficult` (voc), `image_column`, `label_column`, `split_column` and `label_delimiter` (csv),
-            `num_classes` (folder), `input_key` and `target_key` (hfds, wds), `seed` (shapes, wds), `images_must_exist`.
+            `num_classes` (folder), `input_key` and `target_key` (hfds, wds), `seed` (shapes, wds).
 
     Returns:
         A data set with multi-hot float targets, `class_names` and `num_classes`, or what timm returns.
     """
-    is_training = split in TRAIN_SPLITS if is_training is None else is_training
+    is_training = is_training_split(split) if is_training is None else is_training
     kwargs = {key: value for key, value in kwargs.items() if value is not None}
     if class_names is None and class_map is not None:
         class_names = _names_of(class_map, root)
     if keep_labels is not None and not is_training:
         raise ValueError(f"Expected keep_labels for a training split only, but got it for '{split}'.")
-    if download and name in _DOWNLOADS:
-        download_dataset(name, root)
+    if download and name in _READERS and name not in _DOWNLOADS:
+        raise ValueError(f"Expected a data set that can be fetched ({', '.join(_DOWNLOADS)}), but got '{name}'.")
     common = {'transform': transform, 'target_transform': target_transform, 'input_img_mode': input_img_mode}
 
     factory = _find_reader(name, root, split, kwargs)
@@ -207,10 +211,21 @@ def create_dataset(
             raise ValueError(f"Expected keep_labels for a multi-label data set, but got it for '{name}'.")
         return _timm_dataset(name, root, split, is_training, download, class_map, common, kwargs)
 
-    given = {'is_training': is_training} if 'is_training' in inspect.signature(factory).parameters else {}
+    known = inspect.signature(factory).parameters
+    given = {'is_training': is_training, 'images_must_exist': images_must_exist}
+    given = {key: value for key, value in given.items() if key in known}
     if class_names is not None:
         given['class_names'] = class_names
-    reader = _call(name, factory, {'name': name, 'root': root, 'split': split, **given}, kwargs)
+    given = {'name': name, 'root': root, 'split': split, **given}
+    try:
+        reader = _call(name, factory, given, kwargs)
+    except ValueError:
+        if not download:
+            raise
+        if root is None:
+            raise ValueError(f"Expected the folder to fetch '{name}' into (--data-dir), but got None.") from None
+        download_dataset(name, root)
+        reader = _call(name, factory, given, kwargs)
     if not len(reader):
         raise ValueError(f"Expected images in split '{split}' of data set '{name}', but got none in {reader.root}.")
     if keep_labels is not None:
@@ -227,7 +242,7 @@ def check_same_classes(train: torch.utils.data.Dataset, validation: torch.utils.
         validation: Another one.
     """
     left, right = (list(getattr(dataset, 'class_names', None) or ()) for dataset in (train, validation))
-    if left != right:
+    if left and right and left != right:
         only = sorted(set(left) ^ set(right))
         what = f"'{only[0]}' in one of them only" if only else 'another order'
         raise ValueError(
@@ -261,7 +276,7 @@ def _call(name: str, factory: Callable, given: dict[str, Any], kwargs: dict[str,
     known = inspect.signature(factory).parameters
     unknown = [key for key in (*kwargs, *given) if key not in known]
     if unknown:
-        takes = ', '.join(key for key in known if key not in ('name', 'root', 'split', 'is_training')) or 'none'
+        takes = ', '.join(key for key in known if key not in _GIVEN) or 'none'
         raise ValueError(f"Expected options that data set '{name}' has ({takes}), but got {', '.join(unknown)}.")
     return factory(**given, **kwargs)
 
@@ -311,7 +326,9 @@ def _timm_dataset(
             name, root=None if root is None else str(root), split=split, is_training=is_training, download=download,
             class_map=class_map, **common, **kwargs)
     except (AssertionError, ImportError, RuntimeError, TypeError) as error:  # what timm and torchvision raise at a user
-        raise ValueError(f"Expected data set '{name}' in {root}, but got: {error or repr(error)}") from error
+        multi_label = '; for several labels per image, write classes.txt or give --class-map'
+        hint = multi_label if name.startswith('wds/') else ''
+        raise ValueError(f"Expected data set '{name}' in {root}, but got: {error or repr(error)}{hint}") from error
     if type(dataset) is not timm.data.ImageDataset:
         return dataset
     return StrictImageDataset(

@@ -1,4 +1,5 @@
 """ Which samples make up which batch, for any epoch, rank and place to start from """
+import os
 from typing import Iterator, NamedTuple, Optional
 
 import torch
@@ -15,11 +16,19 @@ class SampleKey(NamedTuple):
 
 def distributed_place(rank: Optional[int] = None, world_size: Optional[int] = None) -> tuple[int, int]:
     """Rank and number of processes, as given or as `torch.distributed` says."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if rank is None:
-        rank = torch.distributed.get_rank() if distributed else 0
-    if world_size is None:
-        world_size = torch.distributed.get_world_size() if distributed else 1
+    if (rank is None) != (world_size is None):
+        raise ValueError(f'Expected rank and world_size together, but got {rank} and {world_size}.')
+    if rank is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    elif rank is None:
+        launched = int(os.environ.get('WORLD_SIZE', 1))
+        if launched > 1:  # else every process would read everything
+            raise ValueError(
+                f'Expected a process group, but got none where {launched} processes were launched: call '
+                'init_process_group before, or give rank and world_size.')
+        rank, world_size = 0, 1
+    if not 0 <= rank < world_size:
+        raise ValueError(f'Expected a rank below the world size of {world_size}, but got {rank}.')
     return rank, world_size
 
 

@@ -2,7 +2,11 @@
 
 TRAIN = ('train', 'training')
 VALIDATION = ('val', 'valid', 'validation', 'eval', 'evaluation')
-TRAIN_SPLITS = (*TRAIN, 'trainval', 'train-only')  # the last two are VOC's
+
+
+def is_training_split(split: str) -> bool:
+    """Whether a split is one to train on, by its name: train, training, trainval, train2014, ..."""
+    return split.startswith('train')
 
 
 def own_split(split: str) -> str:

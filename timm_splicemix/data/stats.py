@@ -12,7 +12,7 @@ from ..args import CommandParser, add_dataset_args, add_label_args, command, dat
 from ..report import load_pyplot, save_figure
 from .dataset import MultiLabelDataset
 from .registry import create_dataset
-from .splits import TRAIN_SPLITS
+from .splits import is_training_split
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -122,10 +122,12 @@ def draw_stats(targets: torch.Tensor, class_names: Sequence[str], title: str):
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
-    is_training = args.split in TRAIN_SPLITS
+    is_training = is_training_split(args.split)
     dataset = create_dataset(split=args.split, **dataset_kwargs(args, is_training))
     if not isinstance(dataset, MultiLabelDataset):
-        raise ValueError(f"Expected a multi-label data set, but got '{args.dataset}' of type {type(dataset).__name__}.")
+        raise ValueError(
+            f"Expected a multi-label data set that is not streamed, but got '{args.dataset}' of type "
+            f'{type(dataset).__name__}.')
     print(format_stats(dataset.targets, dataset.class_names, args.pairs))
     if args.output:
         title = f'{args.dataset}, {args.split}: {len(dataset):,} images'

@@ -23,6 +23,12 @@ from torchvision.transforms.v2 import functional as F
 from .decode import DECODERS
 
 TRAIN_CROP_MODES = ('rrc', 'rkrc', 'rkrr', 'multiscale')
+CROP_MODES = ('center', 'squash', 'border')
+# What a loader may hand on; the rest of timm's options it sets itself, or changes what a sample is.
+TRANSFORM_OPTIONS = (
+    'train_crop_mode', 'scale', 'ratio', 'hflip', 'vflip', 'color_jitter', 'color_jitter_prob', 'grayscale_prob',
+    'gaussian_blur_prob', 'auto_augment', 'interpolation', 'crop_pct', 'crop_mode', 'crop_border_pixels',
+    'tf_preprocessing')
 TENSOR_INTERPOLATIONS = ('bilinear', 'bicubic', 'random')
 
 PilOrTensor = Union[Image.Image, torch.Tensor]
@@ -260,7 +266,8 @@ def create_transform(
         decoder: What `decode_image` decodes with: 'pil' takes PIL images and is timm's transform, 'torchvision' takes
             uint8 tensors (C, H, W), is faster, and knows the crops, flips and erasing of timm.
         use_prefetcher: Give uint8 tensors, which the prefetcher will normalise, instead of normalised float tensors.
-        train_crop_mode: timm's 'rrc' (default), 'rkrc' or 'rkrr', or 'multiscale', see `MultiScaleCrop`.
+        train_crop_mode: timm's 'rrc' (default), 'rkrc' or 'rkrr', or 'multiscale', see `MultiScaleCrop`, which is
+            without colour jitter unless that is given.
         **timm_kwargs: What timm's `create_transform` takes: no_aug, scale, hflip, color_jitter, crop_pct, mean, ...
 
     Returns:
@@ -270,11 +277,14 @@ def create_transform(
         raise ValueError(f"Expected decoder to be {' or '.join(DECODERS)}, but got '{decoder}'.")
     if train_crop_mode is not None and train_crop_mode not in TRAIN_CROP_MODES:
         raise ValueError(f"Expected train_crop_mode to be one of {TRAIN_CROP_MODES}, but got '{train_crop_mode}'.")
+    if timm_kwargs.get('crop_mode') not in (None, *CROP_MODES):
+        raise ValueError(f"Expected crop_mode to be one of {CROP_MODES}, but got '{timm_kwargs['crop_mode']}'.")
     multiscale = train_crop_mode == 'multiscale' and is_training and not timm_kwargs.get('no_aug')
-    if decoder == 'torchvision':
-        _check_tensor_options(is_training, train_crop_mode, timm_kwargs)
     if multiscale:
         _check_multiscale_options(timm_kwargs)
+        timm_kwargs.setdefault('color_jitter', None)  # the paper's transform has none
+    if decoder == 'torchvision':
+        _check_tensor_options(is_training, train_crop_mode, timm_kwargs)
 
     transform = timm_create_transform(
         input_size,

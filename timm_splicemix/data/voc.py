@@ -7,6 +7,7 @@ from typing import Optional, Union
 import torch
 
 from .reader import MultiLabelReader, check_files_exist, check_unique, class_index
+from .splits import TRAIN, VALIDATION
 
 VOC_CLASSES = (
     'aeroplane', 'bicycle', 'bird', 'boat', 'bottle', 'bus', 'car', 'cat', 'chair', 'cow', 'diningtable', 'dog',
@@ -30,10 +31,11 @@ def voc_split(split: str, year: str) -> str:
     """
     _check_year(year)
     train, validation = _TRAIN_AND_VALIDATION[year]
-    names = {
-        'train': train, 'training': train, 'train-only': 'train',
-        'validation': validation, 'eval': validation, 'evaluation': validation}
-    return names.get(split, split)
+    if split == 'train-only':
+        return 'train'
+    if split in TRAIN:
+        return train
+    return validation if split in VALIDATION and split != 'val' else split
 
 
 class ReaderVoc(MultiLabelReader):

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from .dataset import BadImageError
 from .decode import decode_image
 from .reader import class_index
+from .sampler import distributed_place
 from .seeding import mix_seeds, seeded
 from .splits import split_names
 
@@ -92,7 +93,6 @@ class WdsDataset(torch.utils.data.IterableDataset):
         self.input_img_mode = input_img_mode
         self.label_key = label_key
         self.shuffle_size = shuffle_size
-        self.rank, self.world_size = _process(rank, world_size)
         self.shards = find_shards(root, name, split)
         self.class_names = _read_class_names(Path(root), name) if class_names is None else list(class_names)
         self.class_to_idx = {name: index for index, name in enumerate(self.class_names)}
@@ -105,17 +105,27 @@ class WdsDataset(torch.utils.data.IterableDataset):
         self.num_samples = int(self._ends[-1])
         # Shared, so that it reaches workers that live on from the epoch before: (epoch, first batch).
         self._position = torch.zeros(2, dtype=torch.int64).share_memory_()
-        self.set_batches(batch_size, is_training, seed)
+        self.set_batches(batch_size, is_training, seed, rank, world_size)
 
-    def set_batches(self, batch_size: int, is_training: bool, seed: int) -> None:
+    def set_batches(
+            self,
+            batch_size: int,
+            is_training: bool,
+            seed: int,
+            rank: Optional[int] = None,
+            world_size: Optional[int] = None,
+    ) -> None:
         """ Say how the samples are going to be batched, as processes and workers share whole batches out.
 
         Args:
             batch_size: Samples in a batch of one process.
             is_training: Shuffle, and leave out what doesn't fill a batch on every process.
             seed: Seed of the shuffle and of the transforms.
+            rank: Index of this process; None asks torch.distributed.
+            world_size: Number of processes; None asks torch.distributed.
         """
         self.batch_size, self.is_training, self.seed = batch_size, is_training, seed
+        self.rank, self.world_size = distributed_place(rank, world_size)
         if is_training and self.num_samples < self.world_size * batch_size:
             raise ValueError(
                 f'Expected at least one batch of {batch_size} for each of {self.world_size} processes, but got '
@@ -158,10 +168,24 @@ class WdsDataset(torch.utils.data.IterableDataset):
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """After a `BadImageError` the iterator goes on with the next sample, if it is asked for it."""
-        epoch, start_batch = self._position.tolist()  # now: it may have moved on when the last sample is asked for
-        return map(partial(self._load, epoch), self._indices(epoch, start_batch))
+        epoch, start_batch = self.position  # now: it may have moved on when the last sample is asked for
+        return map(partial(self.load, epoch), self.indices(epoch, start_batch))
 
-    def _indices(self, epoch: int, start_batch: int) -> Iterator[int]:
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch and first batch of the next iteration."""
+        return tuple(self._position.tolist())
+
+    def filename(self, index: int) -> str:
+        """The shard of a sample, and its number there."""
+        shard, row = self._find(index)
+        return f'{self.shards[shard]}:{row}'
+
+    def _find(self, index: int) -> tuple[int, int]:
+        shard = int(np.searchsorted(self._ends, index, side='right'))
+        return shard, index - int(self._ends[shard] - self._counts[shard])
+
+    def indices(self, epoch: int, start_batch: int) -> Iterator[int]:
         """The samples of this process and worker."""
         order = np.arange(self.num_samples)
         if self.is_training:
@@ -173,9 +197,9 @@ class WdsDataset(torch.utils.data.IterableDataset):
         for start in range((start_batch + first) * self.batch_size, len(order), step * self.batch_size):
             yield from order[start:start + self.batch_size].tolist()
 
-    def _load(self, epoch: int, index: int) -> tuple[Any, Any]:
-        shard = int(np.searchsorted(self._ends, index, side='right'))
-        row = index - int(self._ends[shard] - self._counts[shard])
+    def load(self, epoch: int, index: int) -> tuple[Any, Any]:
+        """One sample, with the transforms of an epoch."""
+        shard, row = self._find(index)
         path = self.shards[shard]
         members = _read_members(path, *self._offsets[shard][row:row + 2].tolist())
         image_name, image = next(members[extension] for extension in _IMAGES if extension in members)
@@ -307,23 +331,6 @@ def index_shards(root: Union[str, Path], shards: Sequence[str]) -> list[np.ndarr
         if new:
             _write_index(cache, known)
     return [np.array(known[shard]['offsets'], dtype=np.int64) for shard in stamps]
-
-
-def _process(rank: Optional[int], world_size: Optional[int]) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise ValueError(f'Expected rank and world_size together, but got {rank} and {world_size}.')
-    if rank is None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    elif rank is None:
-        launched = int(os.environ.get('WORLD_SIZE', 1))
-        if launched > 1:  # else every process would read everything
-            raise ValueError(
-                f'Expected a process group, but got none where {launched} processes were launched: call '
-                'init_process_group before, or give rank and world_size.')
-        rank, world_size = 0, 1
-    if not 0 <= rank < world_size:
-        raise ValueError(f'Expected a rank below the world size of {world_size}, but got {rank}.')
-    return rank, world_size
 
 
 def _read_class_names(root: Path, name: str) -> list[str]:
