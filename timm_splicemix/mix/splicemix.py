@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from .grid import Grid, parse_grids
-from .record import MixPlan, SpliceRecord, deal_sources, draw_dropped
+from .record import MixPlan, SpliceRecord, deal_sources, draw_dropped, sample_record
+
+__all__ = ['Grid', 'MixPlan', 'SpliceMix', 'SpliceRecord', 'parse_grids', 'sample_record', 'splice', 'split_cells']
 
 
 def _check_batch(images: torch.Tensor, targets: torch.Tensor) -> None:
