@@ -1,0 +1,4 @@
+""" What is minimised """
+from .consistency import ConsistencyLoss, consistency_loss
+
+__all__ = ['ConsistencyLoss', 'consistency_loss']

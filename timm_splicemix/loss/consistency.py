@@ -1,0 +1,103 @@
+""" Consistency loss of SpliceMix-CL: a cell of a mixed image is to predict what its regular image predicts """
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+__all__ = ['ConsistencyLoss', 'consistency_loss']
+
+
+def _check_logits(cell_logits: torch.Tensor, image_logits: torch.Tensor) -> None:
+    if cell_logits.ndim != 2:
+        raise ValueError(f'Expected cell_logits of shape (N, classes), but got {tuple(cell_logits.shape)}.')
+    if image_logits.shape != cell_logits.shape:
+        raise ValueError(
+            f'Expected image_logits of shape {tuple(cell_logits.shape)}, those of the regular image of each cell, '
+            f'but got {tuple(image_logits.shape)}: gather them by image_logits[record.sources.flatten()].')
+    for name, logits in (('cell_logits', cell_logits), ('image_logits', image_logits)):
+        if not logits.is_floating_point():
+            raise ValueError(f'Expected {name} of a floating point type, but got {logits.dtype}.')
+
+
+def _check_dropped(dropped: torch.Tensor, num_cells: int) -> None:
+    if dropped.dtype != torch.bool:
+        raise ValueError(f'Expected dropped to be a mask of type torch.bool, but got {dropped.dtype}.')
+    if dropped.ndim not in (1, 2) or dropped.numel() != num_cells:
+        raise ValueError(
+            f'Expected dropped to have one value for each of {num_cells} cells, in shape (N,) or (M, cells), '
+            f'but got shape {tuple(dropped.shape)}.')
+
+
+def consistency_loss(
+        cell_logits: torch.Tensor,
+        image_logits: torch.Tensor,
+        dropped: Optional[torch.Tensor] = None,
+        *,
+        detach: bool = True,
+) -> torch.Tensor:
+    """ Binary cross entropy of each cell's prediction against the prediction of its regular image.
+
+    With p' = sigmoid(cell_logits), p = sigmoid(image_logits) and the K of N cells that are not dropped,
+
+        loss = 1 / (K * C) * sum over these cells and C classes of -p * log(p') - (1 - p) * log(1 - p')
+
+    which is equation 3.5 of the SpliceMix paper as a mean. The paper's reference code divides by all N cells, so that
+    dropping cells makes its loss smaller; here a dropped cell is no part of the mean. Against p the loss is smallest at
+    p' = p, where it is the entropy of p, not 0.
+
+    It is computed from logits, in float32 (float64 if given), with and without autocast. Nothing is decided from
+    values, so a GPU is never waited for.
+
+    Args:
+        cell_logits: (N, C), one row for each cell.
+        image_logits: (N, C), the logits of the regular image of each cell, such as `logits[record.sources.flatten()]`.
+        dropped: (N,) or (M, cells) bool, row-major as the cells; the cells that don't count, whatever their logits.
+        detach: Take p as a constant. If False, regular images are pulled to their cells as well.
+
+    Returns:
+        The loss, a scalar; 0 if no cell remains, with gradients of 0.
+
+    Example:
+        >>> import torch
+        >>> cell_logits, image_logits = torch.tensor([[0., 2.], [9., 9.]]), torch.tensor([[1., 2.], [0., 0.]])
+        >>> consistency_loss(cell_logits, image_logits, torch.tensor([False, True]))
+        tensor(0.5292)
+    """
+    _check_logits(cell_logits, image_logits)
+    if dropped is None:
+        dropped = torch.zeros(len(cell_logits), dtype=torch.bool, device=cell_logits.device)
+    _check_dropped(dropped, len(cell_logits))
+    dropped = dropped.to(cell_logits.device, non_blocking=True).reshape(-1, 1)  # (N, 1)
+    dtype = torch.promote_types(torch.promote_types(cell_logits.dtype, image_logits.dtype), torch.float32)
+    # Masked before the loss too: a gradient of 0 times an infinite derivative would be nan.
+    student = cell_logits.to(dtype).masked_fill(dropped, 0.)
+    teacher = image_logits.to(dtype).masked_fill(dropped, 0.)
+    if detach:
+        teacher = teacher.detach()
+    losses = F.binary_cross_entropy_with_logits(student, teacher.sigmoid(), reduction='none')  # (N, C)
+    num_terms = (~dropped).sum() * losses.shape[1]
+    return losses.masked_fill(dropped, 0.).sum() / num_terms.clamp(min=1)
+
+
+class ConsistencyLoss(nn.Module):
+    """ `consistency_loss` as a module.
+
+    Args:
+        detach: Take the prediction of regular images as a constant, as the paper has it.
+    """
+
+    def __init__(self, detach: bool = True):
+        super().__init__()
+        self.detach = detach
+
+    def forward(
+            self,
+            cell_logits: torch.Tensor,
+            image_logits: torch.Tensor,
+            dropped: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        return consistency_loss(cell_logits, image_logits, dropped, detach=self.detach)
+
+    def extra_repr(self) -> str:
+        return f'detach={self.detach}'
