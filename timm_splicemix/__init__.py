@@ -1,17 +1,22 @@
 """ Multi-label image classification for timm: SpliceMix, and what stands around it """
+from . import models  # registers in timm what timm lacks
 from .args import add_splicemix_args, splicemix_kwargs
 from .data import create_dataset
+from .loss import ConsistencyLoss, consistency_loss
 from .mix import Grid, MixPlan, SpliceMix, SpliceRecord, parse_grids, sample_record, splice, split_cells
 
 __version__ = '0.1.0'
 
 __all__ = [
+    'ConsistencyLoss',
     'Grid',
     'MixPlan',
     'SpliceMix',
     'SpliceRecord',
     'add_splicemix_args',
+    'consistency_loss',
     'create_dataset',
+    'models',
     'parse_grids',
     'sample_record',
     'splice',

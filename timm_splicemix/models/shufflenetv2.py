@@ -56,7 +56,7 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
         self.head_hidden_size = self.num_features
         self.drop_rate = drop_rate
         self.grad_checkpointing = False
-        # conv5 is a part of the head, as it were: as in timm's EfficientNets the last level is the map before it.
+        # As in timm's EfficientNets, the last level is the map before the convolution that serves the classifier.
         self.feature_info = [
             {'num_chs': stem_chs, 'reduction': 2, 'module': 'conv1'},
             {'num_chs': stem_chs, 'reduction': 4, 'module': 'maxpool'},
@@ -231,7 +231,7 @@ def shufflenetv2_x0_5(pretrained: bool = False, **kwargs: Any) -> ShuffleNetV2:
 
 @register_model
 def shufflenetv2_x1_0(pretrained: bool = False, **kwargs: Any) -> ShuffleNetV2:
-    """ShuffleNetV2."""
+    """ShuffleNetV2 with the channels of the paper's 1x network."""
     model_args = {'stages_out_channels': (24, 116, 232, 464, 1024)}
     return _create_shufflenetv2('shufflenetv2_x1_0', pretrained, **{**model_args, **kwargs})
 
