@@ -37,6 +37,7 @@ bench: $(INSTALLED)  ## run the benchmarks
 	$(BIN)/python benchmarks/mixer.py --threads 2 --at-least 1
 	$(BIN)/python benchmarks/mixer.py --channels-last --at-least 1
 	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/metrics.py
 
 clean:  ## remove the virtual environment and everything generated
 	rm -rf $(VENV) output build dist *.egg-info

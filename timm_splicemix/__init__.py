@@ -3,6 +3,7 @@ from . import models  # registers in timm what timm lacks
 from .args import add_splicemix_args, splicemix_kwargs
 from .data import create_dataset
 from .loss import ConsistencyLoss, consistency_loss
+from .metrics import MultilabelMeter, average_precision
 from .mix import Grid, MixPlan, SpliceMix, SpliceRecord, parse_grids, sample_record, splice, split_cells
 
 __version__ = '0.1.0'
@@ -11,9 +12,11 @@ __all__ = [
     'ConsistencyLoss',
     'Grid',
     'MixPlan',
+    'MultilabelMeter',
     'SpliceMix',
     'SpliceRecord',
     'add_splicemix_args',
+    'average_precision',
     'consistency_loss',
     'create_dataset',
     'models',

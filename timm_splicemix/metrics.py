@@ -12,6 +12,7 @@ import logging
 import math
 from collections import deque
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -41,7 +42,7 @@ class Preset:
             ignores them.
     """
     name: str = 'paper'
-    threshold: Union[float, tuple[float, ...]] = 0.5
+    threshold: Union[float, Sequence[float]] = 0.5
     strict: bool = False
     class_f1: str = 'harmonic'
     interpolated: bool = False
@@ -49,8 +50,9 @@ class Preset:
     unknown: str = 'negative'
 
     def __post_init__(self):
-        thresholds = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
-        for threshold in thresholds:
+        if not isinstance(self.threshold, Real):
+            object.__setattr__(self, 'threshold', tuple(float(value) for value in self.threshold))
+        for threshold in _thresholds(self):
             if not 0 <= threshold <= 1:
                 raise ValueError(f'Expected threshold to be a probability from 0 to 1, but got {threshold}.')
         if self.class_f1 not in ('harmonic', 'mean'):
@@ -66,6 +68,10 @@ class Preset:
             f'top k {"whatever the threshold" if self.exact else "and above the threshold"}, CF1 is the {class_f1}, '
             f'AP {"interpolated" if self.interpolated else "not interpolated"}, '
             f'unknown labels ignored in AP, {"negative" if self.unknown == "negative" else "ignored"} in P/R/F')
+
+
+def _thresholds(preset: Preset) -> tuple[float, ...]:
+    return preset.threshold if isinstance(preset.threshold, tuple) else (preset.threshold,)
 
 
 PRESETS = {preset.name: preset for preset in (
@@ -211,8 +217,7 @@ def _highest(scores: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _count(scores: torch.Tensor, labels: torch.Tensor, preset: Preset, topk: Optional[int] = None) -> _Counts:
-    thresholds = preset.threshold if isinstance(preset.threshold, tuple) else (preset.threshold,)
-    logits = torch.tensor(thresholds, dtype=torch.float64).logit().to(scores.dtype)
+    logits = torch.tensor(_thresholds(preset), dtype=torch.float64).logit().to(scores.dtype)
     counts = torch.zeros(3, scores.shape[1], dtype=torch.int64)
     for some_scores, some_labels in zip(scores.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE)):
         if topk is not None and preset.exact:
@@ -328,7 +333,7 @@ def _all_gather(part: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     padded[:len(part)] = part.to(device)
     parts = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(parts, padded)
-    return torch.cat([part[:length].cpu() for part, length in zip(parts, lengths)])
+    return torch.cat([padded[:length].cpu() for padded, length in zip(parts, lengths)])
 
 
 def _sort_and_drop_duplicates(batch: _Batch) -> _Batch:
@@ -387,14 +392,12 @@ class MultilabelMeter:
         _check_topk(topk)
         if class_names is not None and len(class_names) != num_classes:
             raise ValueError(f'Expected {num_classes} class names, one for each class, but got {len(class_names)}.')
-        if isinstance(threshold, (Sequence, torch.Tensor)):
-            threshold = tuple(float(value) for value in threshold)
         changes = {'threshold': threshold, 'exact': exact, 'unknown': unknown}
         self.preset = replace(_as_preset(preset), **{k: v for k, v in changes.items() if v is not None})
         _check_thresholds(self.preset, num_classes)
         self.num_classes = num_classes
         self.topk = topk
-        self.class_names = tuple(class_names or ())
+        self.class_names = () if class_names is None else tuple(str(name) for name in class_names)
         self.sync = sync
         self._warned_of: list[int] = []
         self.reset()
@@ -402,6 +405,7 @@ class MultilabelMeter:
     def reset(self) -> None:
         """Forget all samples."""
         self._batches: list[_Batch] = []
+        self._num_stored = 0
         self._pending: deque[tuple[torch.cuda.Event, _Batch]] = deque()
         self._has_indices: Optional[bool] = None
         self._average_precisions: Optional[torch.Tensor] = None
@@ -409,7 +413,7 @@ class MultilabelMeter:
 
     def __len__(self) -> int:
         """Number of samples that this process holds, duplicates included."""
-        return sum(len(batch.scores) for batch in (*self._batches, *(batch for _, batch in self._pending)))
+        return self._num_stored + sum(len(batch.scores) for _, batch in self._pending)
 
     def update(
             self,
@@ -455,9 +459,9 @@ class MultilabelMeter:
         self._store_pending(wait=False)
 
     def _store(self, batch: _Batch) -> None:
-        first_row = sum(len(batch.scores) for batch in self._batches)
-        _check_values(batch.scores, batch.labels, batch.indices, first_row, self.class_names)
+        _check_values(batch.scores, batch.labels, batch.indices, self._num_stored, self.class_names)
         self._batches.append(batch)
+        self._num_stored += len(batch.scores)
 
     def _store_pending(self, wait: bool) -> None:
         """Take the copies from CUDA that have arrived, or all, out of pinned memory, which is scarce."""
@@ -490,7 +494,7 @@ class MultilabelMeter:
         if self.sync and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             # An empty process, which knows nothing of indices, does as the others do.
             has_indices = -1 if not len(batch.scores) else int(batch.indices is not None)
-            header = torch.tensor([[len(batch.scores), has_indices]], device='cpu')
+            header = torch.tensor([[len(batch.scores), has_indices]])
             headers = _all_gather(header, [1] * dist.get_world_size())
             lengths, kinds = headers[:, 0].tolist(), set(headers[:, 1].tolist()) - {-1}
             if len(kinds) > 1:
