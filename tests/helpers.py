@@ -1,4 +1,5 @@
 """ Batches and draws that several test files use """
+import pytest
 import torch
 
 
@@ -18,3 +19,8 @@ def rng(seed=0):
 
 def in_sight(record):
     return record.sources[~record.dropped].tolist()
+
+
+def raises_error(message):
+    """What a user is told, as a regular expression."""
+    return pytest.raises(ValueError, match=message)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.helpers import raises_error
 from timm_splicemix.data.csv_file import ReaderCsv, find_csv
 
 IMAGES = ('a.jpg', 'b.jpg', 'c.jpg')
@@ -20,10 +21,6 @@ def make_csv(root, text, images=IMAGES, name='labels.csv'):
 
 def read(root, text, *, images=IMAGES, name='labels.csv', **kwargs):
     return ReaderCsv(root, make_csv(root, text, images, name), **kwargs)
-
-
-def refuses(message):
-    return pytest.raises(ValueError, match=message)
 
 
 @pytest.mark.parametrize('cell, options', [
@@ -137,7 +134,7 @@ def test_a_split_is_found_by_its_name_or_else_a_synonym(tmp_path, present, split
 
 @pytest.mark.parametrize('split', ['train', 'test'])
 def test_a_split_that_is_not_there_lists_those_that_are(tmp_path, split):
-    with refuses(
+    with raises_error(
             rf"Expected a split of column 'split' of .*labels.csv \(dev, val\), but got '{split}': .*"
             '--csv-split-column'):
         read(tmp_path, 'image,cat,split\na.jpg,1,val\nb.jpg,1,dev\n', split=split)
@@ -213,7 +210,7 @@ def test_a_file_that_has_no_extension_itself_is_taken(tmp_path):
      r'Expected the 3 images listed in .*labels.csv, but got .*x.jpg and 1 more, which are not there'),
 ])
 def test_each_error_says_what_and_where(tmp_path, text, options, message):
-    with refuses(message):
+    with raises_error(message):
         read(tmp_path, text, **options)
 
 
@@ -223,10 +220,10 @@ def test_images_that_are_not_there_can_be_allowed(tmp_path):
 
 
 def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path):
-    with refuses(r'Expected a file of labels, but got .*none.csv, which does not exist'):
+    with raises_error(r'Expected a file of labels, but got .*none.csv, which does not exist'):
         ReaderCsv(tmp_path, tmp_path / 'none.csv')
     (tmp_path / 'labels.csv').write_bytes(b'image,labels\n\xff.jpg,cat\n')
-    with refuses(r'Expected a file in UTF-8, but got .*labels.csv'):
+    with raises_error(r'Expected a file in UTF-8, but got .*labels.csv'):
         ReaderCsv(tmp_path, tmp_path / 'labels.csv')
 
 
@@ -258,15 +255,15 @@ def test_the_file_of_a_split_is_found(tmp_path, files, split, found):
 def test_a_file_that_is_not_found_lists_what_is_there(tmp_path, files, split, message):
     for name in files:
         (tmp_path / name).write_text('image,cat\na.jpg,1\n')
-    with refuses(message):
+    with raises_error(message):
         find_csv(tmp_path, split)
-    with refuses('but got no .csv or .tsv file'):
+    with raises_error('but got no .csv or .tsv file'):
         find_csv(tmp_path / 'nowhere', split)
 
 
 def test_a_file_of_all_splits_must_tell_them_apart(tmp_path):
     file = make_csv(tmp_path, 'image,cat,when\na.jpg,1,train\n')
-    with refuses(rf"Expected a column of splits in {re.escape(str(file))}, to find 'train', .*--csv-split-column"):
+    with raises_error(rf"Expected a column of splits in {re.escape(str(file))}, to find 'train', .*--csv-split-column"):
         find_csv(tmp_path, 'train')
     assert find_csv(tmp_path, 'train', split_column='when') == file
 

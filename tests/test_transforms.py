@@ -299,8 +299,9 @@ def test_colour_jitter_that_is_off_leaves_draws_and_pixels_alike(off, color_jitt
 
 def test_what_only_training_uses_is_no_obstacle_in_evaluation():
     kwargs = {'auto_augment': 'rand-m9', 'color_jitter': 0.4, 'train_crop_mode': 'rkrc', 'grayscale_prob': 0.1}
-    create_transform(64, decoder='torchvision', **kwargs)
-    create_transform(64, decoder='torchvision', is_training=True, no_aug=True, **kwargs)
+    for mode in ({}, {'is_training': True, 'no_aug': True}):
+        transform = create_transform(64, decoder='torchvision', **mode, **kwargs)
+        assert 'ColorJitter' not in repr(transform) and 'RandAugment' not in repr(transform)
 
 
 @pytest.mark.parametrize('kwargs, message', [
@@ -316,4 +317,5 @@ def test_what_makes_no_sense_is_refused(kwargs, message):
 
 
 def test_timms_default_scale_and_ratio_are_no_obstacle_to_multiscale():
-    create_transform(64, scale=[0.08, 1.], ratio=[3 / 4, 4 / 3], **TRAIN['multiscale'])
+    transform = create_transform(64, scale=[0.08, 1.], ratio=[3 / 4, 4 / 3], **TRAIN['multiscale'])
+    assert isinstance(transform.transforms[0], MultiScaleCrop)
