@@ -32,12 +32,12 @@ test-slow: $(INSTALLED)  ## run the tests that take long
 lint: $(INSTALLED)  ## check style
 	$(BIN)/ruff check .
 
-bench: $(INSTALLED)  ## run the benchmarks
-	$(BIN)/python benchmarks/mixer.py
-	$(BIN)/python benchmarks/mixer.py --threads 2 --at-least 1
-	$(BIN)/python benchmarks/mixer.py --channels-last --at-least 1
-	$(BIN)/python benchmarks/loader.py
-	$(BIN)/python benchmarks/metrics.py
+bench: $(INSTALLED)  ## run all benchmarks; one that misses its ratio says so and the others go on
+	-$(BIN)/python benchmarks/mixer.py
+	-$(BIN)/python benchmarks/mixer.py --threads 2 --at-least 1
+	-$(BIN)/python benchmarks/mixer.py --channels-last --at-least 1
+	-$(BIN)/python benchmarks/loader.py
+	-$(BIN)/python benchmarks/metrics.py
 
 clean:  ## remove the virtual environment and everything generated
 	rm -rf $(VENV) output build dist *.egg-info
