@@ -1,0 +1,264 @@
+""" timm's create_model with a global max pooling (GMP) head on every family that can have one
+
+Of the 97 families of timm 1.0.30, 71 pool by max themselves. At 20 more, timm refuses `global_pool='max'`, or accepts
+it and does something else. There the maximum is taken before an average head, for which it is exact: the average of
+one position is that position.
+"""
+import copy
+import difflib
+from typing import Any, Optional, Union
+
+import timm
+import torch
+from timm.layers import SelectAdaptivePool2d
+from timm.models import get_arch_pretrained_cfgs, parse_model_name, split_model_name_tag
+from torch import nn
+
+from .feature_map import REFUSALS, FeatureMap, HeadProbe, NoFeatureMap, model_name, probing, run_features
+
+__all__ = ['create_model', 'is_max_pooled']
+
+
+class MaxBeforeHead:
+    """ Mixed into a model's class: takes the maximum over the feature map before the model's own average head.
+
+    There are no parameters and no modules, so the state dict is that of the model's class.
+    """
+    max_feature_map: FeatureMap
+
+    def forward_head(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        layout, num_prefix = self.max_feature_map.layout, self.max_feature_map.num_prefix
+        if layout == 'NLC':
+            prefix, tokens = x[:, :num_prefix], x[:, num_prefix:].amax(dim=1, keepdim=True)
+            x = torch.cat([prefix, tokens], dim=1) if num_prefix else tokens
+        else:
+            x = x.amax(dim=(2, 3) if layout == 'NCHW' else (1, 2), keepdim=True)
+        return super().forward_head(x, *args, **kwargs)
+
+    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None, **kwargs: Any) -> None:
+        """A new classifier; any other pooling than 'max' ends the maximum before the head."""
+        if global_pool not in (None, 'max'):
+            self.__class__ = type(self).__mro__[2]
+            del self.max_feature_map
+            return self.reset_classifier(num_classes, global_pool, **kwargs)
+        return super().reset_classifier(num_classes, **kwargs)
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        # The class is made while running and can't be found by its name; what it is made of can.
+        return _new_max_before_head, (type(self).__mro__[2],), self.__dict__
+
+
+def _with_max_before_head(cls: type[nn.Module]) -> type[nn.Module]:
+    return type(cls.__name__, (MaxBeforeHead, cls), {'__module__': cls.__module__})
+
+
+def _new_max_before_head(cls: type[nn.Module]) -> nn.Module:
+    cls = _with_max_before_head(cls)
+    return cls.__new__(cls)
+
+
+class _Structure:
+    """ A model's modules and attributes as they are now, to go back to.
+
+    timm's `reset_classifier` may change, then refuse; and it always makes a new classifier, where a loaded one is to
+    be kept.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.cls = type(model)
+        self.state = model.state_dict()
+        self.attributes = {module: self._copied(vars(module)) for module in model.modules()}
+
+    @staticmethod
+    def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+        return {name: copy.copy(value) if isinstance(value, dict) else value for name, value in attributes.items()}
+
+    def restore(self) -> None:
+        self.model.__class__ = self.cls
+        for module, attributes in self.attributes.items():
+            vars(module).clear()
+            vars(module).update(self._copied(attributes))
+
+    def restore_values(self) -> None:
+        self.model.load_state_dict(self.state, strict=False)
+
+    def same_keys(self) -> bool:
+        return self.state.keys() == self.model.state_dict().keys()
+
+
+def _reset_to_max(model: nn.Module, feature_map: FeatureMap, features: torch.Tensor) -> None:
+    model.reset_classifier(model.num_classes, 'max')
+
+
+def _put_max_before(model: nn.Module, feature_map: FeatureMap, features: torch.Tensor) -> None:
+    model.eval()  # a new classifier may be in training mode
+    if not _pools_by_average(model, feature_map, features):
+        raise ValueError('its head does not pool by the average')
+    model.max_feature_map = feature_map
+    model.__class__ = _with_max_before_head(type(model))
+
+
+def _put_max_before_average(model: nn.Module, feature_map: FeatureMap, features: torch.Tensor) -> None:
+    model.reset_classifier(model.num_classes, 'avg')
+    _put_max_before(model, feature_map, features)
+
+
+_WAYS = (_reset_to_max, _put_max_before, _put_max_before_average)  # in the order of preference
+
+
+def _pools_by_average(model: nn.Module, feature_map: FeatureMap, features: torch.Tensor) -> bool:
+    """Whether a map is to the head what its average is, everywhere."""
+    probe = HeadProbe(model, feature_map, features)
+    average = probe.maps.mean(dim=(2, 3), keepdim=True).expand_as(probe.maps)
+    return probe.sees_maps_alone() and probe.same(average, probe.prefix)
+
+
+def _pools_by_max(model: nn.Module, feature_map: FeatureMap, features: torch.Tensor) -> bool:
+    """ Whether a map is to the head what its maximum is, everywhere.
+
+    A head that works on the map before it pools it (vgg, efficientvit_mit, lowformer) is asked at the pooling.
+    """
+    channels: dict[SelectAdaptivePool2d, int] = {}
+
+    def note(module: SelectAdaptivePool2d, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        channels[module] = output.flatten(1).shape[1]
+
+    pools = [module for module in model.modules() if isinstance(module, SelectAdaptivePool2d)]
+    hooks = [pool.register_forward_hook(note) for pool in pools]
+    try:
+        probe = HeadProbe(model, feature_map, features)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not probe.sees_maps_alone():
+        return False
+    maximum = probe.maps.amax(dim=(2, 3), keepdim=True).expand_as(probe.maps)
+    return probe.same(maximum, probe.prefix) or (len(channels) == 1 and all(
+        _is_max_pool(pool, num_channels, features) for pool, num_channels in channels.items()))
+
+
+def _is_max_pool(pool: SelectAdaptivePool2d, channels: int, like: torch.Tensor) -> bool:
+    positions = torch.arange(channels * 6, device=like.device).view(1, channels, 2, 3) % 7  # a maximum at each place
+    return torch.equal(pool(positions.to(like.dtype)).flatten(1), positions.amax(dim=(2, 3)).to(like.dtype))
+
+
+def is_max_pooled(model: nn.Module, input_size: Optional[Union[int, tuple[int, ...]]] = None) -> bool:
+    """ Whether a model's head pools its feature map by the maximum, found by what it does.
+
+    Args:
+        model: A model with timm's interface.
+        input_size: Size of the images, that of the model's configuration if None: one number, (height, width) or
+            (channels, height, width).
+
+    Example:
+        >>> import timm
+        >>> is_max_pooled(timm.create_model('test_resnet', global_pool='max'))
+        True
+        >>> is_max_pooled(timm.create_model('mvitv2_tiny', global_pool='max', img_size=64), 64)  # the first token's
+        False
+        >>> is_max_pooled(create_model('mvitv2_tiny', global_pool='max', img_size=64), 64)
+        True
+    """
+    with probing(model):
+        try:
+            feature_map, features = run_features(model, input_size)
+        except NoFeatureMap:
+            return False
+        try:
+            return _pools_by_max(model, feature_map, features)
+        except REFUSALS:
+            return False
+
+
+def _pool_by_max(model: nn.Module, input_size: Optional[Union[int, tuple[int, ...]]]) -> None:
+    """Change a model's pooling to the maximum, in the first way that works and, if possible, keeps the keys."""
+    structure = _Structure(model)
+    with probing(model):
+        try:
+            feature_map, features = run_features(model, input_size)
+        except NoFeatureMap as error:
+            raise _no_max(model, error.reason) from error
+        for keys_may_differ in (False, True):
+            for way in _WAYS:
+                try:
+                    way(model, feature_map, features)
+                    model.eval()  # a new classifier may be in training mode
+                    if (keys_may_differ or structure.same_keys()) and _pools_by_max(model, feature_map, features):
+                        break
+                except REFUSALS:
+                    pass
+                structure.restore()
+            else:
+                continue
+            break
+        else:
+            raise _no_max(
+                model, 'timm has no maximum here, and its own head does not simply average the map: it reads class '
+                'tokens, or works on the map before or while it pools it')
+        structure.restore_values()
+    model.train(structure.attributes[model]['training'])
+
+
+def _no_max(model: nn.Module, reason: str) -> ValueError:
+    return ValueError(
+        f'Expected a model with a feature map that its head can pool for --gp max, but got {model_name(model)}: '
+        f'{reason}; leave out --gp or choose another model.')
+
+
+def _check_name(name: str) -> None:
+    source, name = parse_model_name(name)
+    if source is not None:
+        return
+    architecture, tag = split_model_name_tag(name)
+    if not timm.is_model(architecture):
+        nearest = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.5)
+        way_out = f'did you mean {", ".join(nearest)}?' if nearest else 'timm.list_models() names all there are.'
+        raise ValueError(f'Expected the name of a timm model, but got {name!r}: {way_out}')
+    known = get_arch_pretrained_cfgs(architecture)
+    if tag and known and name not in known:
+        tags = ', '.join(split_model_name_tag(full_name)[1] for full_name in known)
+        raise ValueError(f'Expected a tag of {architecture}, but got {tag!r}: there are {tags}.')
+
+
+def create_model(
+        model_name: str,
+        pretrained: bool = False,
+        num_classes: Optional[int] = None,
+        global_pool: Optional[str] = None,
+        **timm_kwargs: Any,
+) -> nn.Module:
+    """ timm's `create_model`, with a real global max pooling head where one can exist.
+
+    With `global_pool='max'` the model is created with timm's default pooling, which is then replaced. So the weights,
+    loaded ones included, and their keys are those of timm's default model: the final norm of a pretrained ViT stays,
+    and timm loads the checkpoint. (Attention pools that 'max' replaces leave no keys.) That the head pools by max is
+    verified by a forward pass of one image.
+
+    Args:
+        model_name: A name of timm, with or without a tag, or 'hf-hub:' or 'local-dir:' with what timm expects there.
+        pretrained: Load pretrained weights.
+        num_classes: Number of classes, the model's default if None.
+        global_pool: 'max' for a real maximum, others as in timm, None for the model's default.
+        **timm_kwargs: What else `timm.create_model` takes.
+
+    Raises:
+        ValueError: If there is no such model, or it has no map to take the maximum of.
+
+    Example:
+        >>> model = create_model('xcit_nano_12_p16_224', num_classes=20, global_pool='max')  # timm refuses this one
+        >>> is_max_pooled(model)
+        True
+    """
+    _check_name(model_name)
+    to_max = global_pool == 'max'
+    model = timm.create_model(
+        model_name,
+        pretrained=pretrained,
+        num_classes=num_classes,
+        global_pool=None if to_max else global_pool,
+        **timm_kwargs,
+    )
+    if to_max:
+        _pool_by_max(model, timm_kwargs.get('img_size'))
+    return model
