@@ -1,7 +1,8 @@
 """ How fast SpliceMix mixes a batch, against the algorithm of the paper's figure on the same grids and sources
 
 Prints the median time of both, measured alternately in one run, and their ratio. Exits with 1 if a ratio is below
-`--at-least`, which holds for contiguous images at one thread.
+`--at-least`, which holds for contiguous images at one thread. A second table, for information, sets all mixers beside
+those of timm and torchvision, which know integer classes only; timm's writes to the batch that it is given.
 
     python benchmarks/mixer.py
     python benchmarks/mixer.py --threads 2 --channels-last --at-least 1
@@ -12,12 +13,15 @@ import sys
 import time
 from typing import Callable
 
+import timm.data
 import torch
 import torch.nn.functional as F
+from torchvision.transforms import v2
 from torchvision.utils import make_grid
 from tqdm import tqdm
 
 import timm_splicemix as tsm
+from timm_splicemix.mix import Mixup, RecursiveMix, ResizeMix, SpliceWith
 
 SIZES = ((32, 448), (32, 224), (128, 224))  # batch, pixels
 DTYPES = (torch.float32, torch.uint8)
@@ -57,6 +61,46 @@ def alternate(first: Callable, second: Callable, seconds: float) -> tuple[float,
     return statistics.median(times[0]), statistics.median(times[1])
 
 
+def remembering(images: torch.Tensor, targets: torch.Tensor) -> RecursiveMix:
+    """A RecursiveMix with a batch to paste."""
+    mixer = RecursiveMix()
+    mixer.remember(images, targets, targets)
+    return mixer
+
+
+def compare_mixers(seconds: float, memory_format: torch.memory_format) -> None:
+    """Print images of the loader that are mixed in a second, drawing included, beside timm's and torchvision's."""
+    batch, size = SIZES[0]
+    images = torch.rand(batch, 3, size, size).contiguous(memory_format=memory_format)
+    targets = (torch.rand(batch, NUM_CLASSES) < 0.05).float()
+    classes = torch.randint(NUM_CLASSES, (batch,))
+
+    def timms(*alphas: float, mode: str = 'batch') -> Callable:
+        return timm.data.Mixup(*alphas, mode=mode, label_smoothing=0., num_classes=NUM_CLASSES)
+
+    rows = (
+        ('Mixup', Mixup(1.), 'timm', timms(1.)),
+        ('Mixup', Mixup(1.), 'torchvision', v2.MixUp(num_classes=NUM_CLASSES)),
+        ('Mixup, elem', Mixup(1., mode='elem'), 'timm', timms(1., mode='elem')),
+        ('CutMix', Mixup(0., 1.), 'timm', timms(0., 1.)),
+        ('CutMix', Mixup(0., 1.), 'torchvision', v2.CutMix(num_classes=NUM_CLASSES)),
+        ('CutMix, elem', Mixup(0., 1., mode='elem'), 'timm', timms(0., 1., mode='elem')),
+        ('ResizeMix', ResizeMix(), "timm's CutMix", timms(0., 1.)),
+        ('RecursiveMix', remembering(images, targets), "timm's CutMix", timms(0., 1.)),
+        ('splice with Mixup', SpliceWith('mixup'), "timm's Mixup", timms(1.)),
+        ('splice with CutMix', SpliceWith('cutmix'), "timm's CutMix", timms(0., 1.)),
+        ('SpliceMix', tsm.SpliceMix(), "timm's Mixup", timms(1.)),
+    )
+    print(f'\n{batch} x {size} px, float32\n| mixer | images/s | beside | images/s | ratio |\n|---|---|---|---|---|')
+    for name, mixer, other_name, other in tqdm(rows, disable=not sys.stderr.isatty(), leave=False):
+        theirs, ours = alternate(
+            lambda: other(images, classes),  # noqa: B023 - called before the next turn
+            lambda: mixer(images, targets),  # noqa: B023
+            seconds,
+        )
+        tqdm.write(f'| {name} | {batch / ours:.0f} | {other_name} | {batch / theirs:.0f} | {theirs / ours:.2f} |')
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--threads', type=int, default=1, help='threads of torch (default: 1)')
@@ -88,6 +132,7 @@ def main() -> None:
         tqdm.write(f'| {row} | {paper * 1e3:.2f} | {ours * 1e3:.2f} | {ratio:.2f} |')
         if ratio < args.at_least:
             too_slow.append(f'{row}: {ratio:.2f}')
+    compare_mixers(args.seconds, memory_format)
     if too_slow:
         sys.exit(f'Expected ratios of at least {args.at_least}, but got ' + '; '.join(too_slow))
 

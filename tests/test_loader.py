@@ -148,6 +148,44 @@ def test_repeats_are_copies_with_transforms_of_their_own(root):
     assert len(loader) == 4
 
 
+@pytest.mark.parametrize('copies, expected', [
+    (1, range(8)), (1.25, [*range(8), 0, 1]), (2, [*range(8)] * 2), (2.5, [*range(8)] * 2 + [0, 1, 2, 3]),
+    (1.1, range(8)), (1.125, [*range(8), 0])])
+def test_copies_follow_the_images_of_a_batch_with_transforms_of_their_own(root, copies, expected):
+    once = read(make_loader(root))
+    loader = make_loader(root, batch_copies=copies)
+    batches = read(loader)
+    assert len(loader) == len(batches) == len(once) == 4
+    for (images, targets, indices), (plain, _, plain_indices) in zip(batches, once):
+        assert indices == index_of(targets) == [plain_indices[place] for place in expected]
+        assert torch.equal(images[:8], plain)  # the originals are those of a run without copies
+        for place in range(8, len(images)):
+            for other in range(place):
+                assert not torch.equal(images[place], images[other])
+
+
+def test_copies_are_the_same_with_any_number_of_workers_and_from_any_batch(root):
+    whole = read(make_loader(root, batch_copies=1.25), epoch=2)
+    assert_same_batches(read(make_loader(root, batch_copies=1.25, num_workers=2), 2, start_batch=1), whole[1:])
+
+
+def test_copies_stay_in_the_process_of_their_image(root):
+    parts = [[index for batch in EpochBatches(37, 4, True, rank=rank, world_size=2, copies=2) for _, index, _ in batch]
+             for rank in (0, 1)]
+    assert not set(parts[0]) & set(parts[1])
+    assert [len(part) for part in parts] == [32, 32]
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'batch_copies': 0.5}, 'Expected at least 1 copy of each image in a batch, but got 0.5'),
+    ({'batch_copies': float('nan')}, 'Expected at least 1 copy'), ({'batch_copies': float('inf')}, 'at least 1 copy'),
+    ({'batch_copies': 2, 'num_aug_repeats': 3}, 'but got 2 copies with 3 repeats'),
+    ({'batch_copies': 2, 'is_training': False}, 'but got 2 copies in evaluation')])
+def test_copies_that_can_not_be_made_are_refused(root, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_loader(root, **options)
+
+
 SCRIPT = '''
 import json, sys
 import torch

@@ -32,7 +32,8 @@ def add_splicemix_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         '--splicemix-batch', choices=SpliceMix.BATCHES, default='append',
         help='append: all images, then mixed ones; fixed: mixed ones take the place of the first images; exclusive: no '
-             'image both regular and in a mixed one; only: mixed ones alone (default: %(default)s)')
+             'image both regular and in a mixed one; only: mixed ones alone; alternate: mixed ones as a batch of their '
+             'own, trained after the regular one (default: %(default)s)')
 
 
 def splicemix_kwargs(args: argparse.Namespace) -> dict[str, Any]:

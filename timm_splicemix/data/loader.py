@@ -223,6 +223,7 @@ def create_loader(
         persistent_workers: bool = True,
         decoder: str = 'pil',
         on_bad_image: str = 'raise',
+        batch_copies: float = 1,
         seed: int = 0,
         rank: Optional[int] = None,
         world_size: Optional[int] = None,
@@ -254,6 +255,8 @@ def create_loader(
         persistent_workers: Keep the processes from epoch to epoch.
         decoder: 'pil' or 'torchvision'.
         on_bad_image: 'raise' an error or, in training, 'skip' images that can't be read, telling which and how many.
+        batch_copies: Batch augmentation: how often each image is in its batch, each time transformed anew. Batches have
+            batch_copies * batch_size images; their number stays. With 1.25, only the first quarter is there twice.
         seed: Seed of everything that is drawn.
         rank: Rank of this process, that of `torch.distributed` if None.
         world_size: Number of processes, that of `torch.distributed` if None.
@@ -289,13 +292,16 @@ def create_loader(
     if isinstance(dataset, torch.utils.data.IterableDataset):
         if num_aug_repeats:
             raise ValueError('Expected num_aug_repeats 0 for a data set that is streamed, but got a number.')
+        if batch_copies != 1:
+            raise ValueError(f'Expected batch_copies 1 for a data set that is streamed, but got {batch_copies}.')
         batches = None
         if isinstance(dataset, WdsDataset):
             dataset.set_batches(batch_size, is_training, seed, rank, world_size)
         loader = torch.utils.data.DataLoader(
             _Stream(dataset), batch_size=batch_size, drop_last=is_training, **kwargs)
     else:
-        batches = EpochBatches(len(dataset), batch_size, is_training, seed, num_aug_repeats, rank, world_size)
+        batches = EpochBatches(
+            len(dataset), batch_size, is_training, seed, num_aug_repeats, rank, world_size, batch_copies)
         loader = torch.utils.data.DataLoader(_Samples(dataset, seed), batch_sampler=batches, **kwargs)
 
     source = _Source(loader, on_bad_image, seed, rank)

@@ -1,4 +1,5 @@
 """ Which samples make up which batch, for any epoch, rank and place to start from """
+import math
 import os
 from typing import Iterator, NamedTuple, Optional
 
@@ -46,6 +47,8 @@ class EpochBatches(torch.utils.data.Sampler):
         repeats: How often a sample comes in a row, each time transformed anew; the length of the epoch stays.
         rank: Rank of this process, that of `torch.distributed` if None.
         world_size: Number of processes, that of `torch.distributed` if None.
+        copies: How often each sample is in its batch, each time transformed anew, which makes the batches of training
+            larger; of 1.25 copies, the first quarter of the batch is there twice. The copies follow the originals.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class EpochBatches(torch.utils.data.Sampler):
             repeats: int = 1,
             rank: Optional[int] = None,
             world_size: Optional[int] = None,
+            copies: float = 1,
     ):
         self.num_samples = num_samples
         self.batch_size = batch_size
@@ -68,6 +72,13 @@ class EpochBatches(torch.utils.data.Sampler):
         self.start_batch = 0
         if batch_size < 1:
             raise ValueError(f'Expected a batch size of at least 1, but got {batch_size}.')
+        if not 1 <= copies < math.inf:
+            raise ValueError(f'Expected at least 1 copy of each image in a batch, but got {copies}.')
+        if copies > 1 and (self.repeats > 1 or not is_training):
+            raise ValueError(
+                f'Expected copies in a batch in training only, and not with repeats, but got {copies} copies '
+                f'{f"with {self.repeats} repeats" if is_training else "in evaluation"}.')
+        self.copies = copies
         if is_training and num_samples < batch_size * self.world_size:
             raise ValueError(
                 f'Expected at least one batch of {batch_size} images for each of {self.world_size} process(es), '
@@ -105,4 +116,8 @@ class EpochBatches(torch.utils.data.Sampler):
         order, copies = order[self.rank::self.world_size].tolist(), copies[self.rank::self.world_size].tolist()
         for batch in range(self.start_batch, self.num_batches):
             part = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
-            yield [SampleKey(self.epoch, index, copy) for index, copy in zip(order[part], copies[part])]
+            keys = [SampleKey(self.epoch, index, copy) for index, copy in zip(order[part], copies[part])]
+            for place in range(len(keys), math.floor(self.copies * len(keys) + 1e-6)):  # 1.1 * 10 is 11
+                copy, original = divmod(place, self.batch_size)
+                keys.append(keys[original]._replace(copy=copy))
+            yield keys

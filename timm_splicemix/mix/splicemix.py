@@ -4,7 +4,6 @@ A mixed image is an r x c grid of downsampled images of the batch, its label is 
 is drawn first, into a `MixPlan` of `SpliceRecord`s that can be printed, stored and replayed; applying a plan is a pure
 function.
 """
-import hashlib
 import math
 from numbers import Real
 from typing import Optional, Sequence, Union
@@ -12,6 +11,7 @@ from typing import Optional, Sequence, Union
 import torch
 import torch.nn.functional as F
 
+from .drawing import Mixer
 from .grid import Grid, parse_grids
 from .record import MixPlan, SpliceRecord, deal_sources, draw_dropped, sample_record
 
@@ -89,7 +89,8 @@ def _gather(
 ) -> torch.Tensor:
     """images[index] in the given memory format, held by `scratch` if there is one."""
     view = images.permute(0, 2, 3, 1) if channels_last else images
-    out = None if scratch is None else scratch.view(len(index), *view.shape[1:])
+    shape = (len(index), *view.shape[1:])
+    out = None if scratch is None else scratch[:math.prod(shape)].view(shape)
     picked = torch.index_select(view, 0, index, out=out)
     return picked.permute(0, 3, 1, 2) if channels_last else picked
 
@@ -182,7 +183,8 @@ def _splice_into(
     """ Write the mixed images of a record to `out` and return their targets.
 
     Args:
-        scratch: Memory for M * C * H * W values that saves allocating as much for each cell.
+        scratch: Memory for at least M * C * H * W values that saves allocating as much for each cell. Where it is
+            enough for all cells of a row, and these are of one size, they are made together, which is faster.
     """
     _check_record(record, images)
     if images.requires_grad:
@@ -193,13 +195,19 @@ def _splice_into(
     sources = record.sources.to(images.device, non_blocking=True)
     dropped = record.dropped.to(images.device, non_blocking=True)
     tops, lefts = _edges(images.shape[2], grid.rows), _edges(images.shape[3], grid.cols)
-    for cell in range(grid.cells):
-        row, col = divmod(cell, grid.cols)
-        place = out[:, :, tops[row]:tops[row + 1], lefts[col]:lefts[col + 1]]  # (M, C, h, w)
-        filling = _gather_small(images, sources[:, cell], *place.shape[2:], scratch)
-        if any_dropped[cell]:
-            filling = torch.where(dropped[:, cell].view(-1, 1, 1, 1), fill_value, filling)
-        place.copy_(filling)
+    together = 1
+    if scratch is not None and images.shape[3] % grid.cols == 0:
+        together = grid.cols if scratch.numel() >= grid.cols * out.numel() else 1
+    for first in range(0, grid.cells, together):
+        row, col = divmod(first, grid.cols)
+        cells = slice(first, first + together)
+        place = out[:, :, tops[row]:tops[row + 1], lefts[col]:lefts[col + together]]
+        place = place.unflatten(3, (together, -1))  # (M, C, h, cells, w)
+        filling = _gather_small(images, sources[:, cells].flatten(), place.shape[2], place.shape[4], scratch)
+        if any(any_dropped[cells]):
+            filling = torch.where(dropped[:, cells].reshape(-1, 1, 1, 1), fill_value, filling)
+        filling = filling.unflatten(0, (record.num_mixed, together))  # (M, cells, C, h, w)
+        place.copy_(filling.permute(0, 2, 3, 1, 4))
     return _union(targets[sources], dropped)
 
 
@@ -261,12 +269,7 @@ def _check_probability(name: str, value: float) -> float:
     return float(value)
 
 
-def _distributed_rank() -> int:
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_rank() if distributed else 0
-
-
-class SpliceMix:
+class SpliceMix(Mixer):
     """ Append grids of downsampled images to a batch, with timm's `Mixup` contract.
 
         mixer = SpliceMix('1x2,2x2,2x3')
@@ -284,14 +287,15 @@ class SpliceMix:
         mode: Draw grid, flip and number of dropped cells once per 'batch' or for each mixed image ('elem').
         batch: 'append' adds the mixed images to the batch; 'fixed' keeps its size by leaving out as many of its first
             images; 'exclusive' leaves out the images that are seen in mixed ones, so that none is seen twice; 'only'
-            leaves out all regular images.
+            leaves out all regular images; 'alternate' is 'append' with the mixed images to be trained as a batch of
+            their own, see `batches`.
         num_classes: Number of classes, needed for integer targets, which become one-hot.
         fill: Value of a dropped cell, one for all channels or one for each; 0 is the mean colour of normalised images.
         seed: Seed of everything that is drawn.
         rank: Rank of this process, that of `torch.distributed` if None.
     """
     MODES = ('batch', 'elem')
-    BATCHES = ('append', 'fixed', 'exclusive', 'only')
+    BATCHES = ('append', 'fixed', 'exclusive', 'only', 'alternate')
 
     def __init__(
             self,
@@ -306,6 +310,7 @@ class SpliceMix:
             seed: int = 0,
             rank: Optional[int] = None,
     ):
+        super().__init__(num_classes, seed, rank)
         self.grids = _as_grids(grids)
         if ratio != 'ref' and (not isinstance(ratio, Real) or not 0 <= ratio < math.inf):
             raise ValueError(f"Expected ratio to be a number of at least 0 or 'ref', but got {ratio!r}.")
@@ -313,8 +318,6 @@ class SpliceMix:
             raise ValueError(f'Expected mode to be one of {", ".join(self.MODES)}, but got {mode!r}.')
         if batch not in self.BATCHES:
             raise ValueError(f'Expected batch to be one of {", ".join(self.BATCHES)}, but got {batch!r}.')
-        if num_classes is not None and num_classes < 1:
-            raise ValueError(f'Expected num_classes of at least 1, but got {num_classes}.')
         fills = [fill] if isinstance(fill, Real) else fill
         if isinstance(fills, str) or not all(isinstance(value, Real) and math.isfinite(value) for value in fills):
             raise ValueError(f'Expected fill to be a number, or one for each channel, but got {fill!r}.')
@@ -323,14 +326,8 @@ class SpliceMix:
         self.prob = _check_probability('prob', prob)
         self.mode = mode
         self.batch = batch
-        self.num_classes = num_classes
         self.fill = fill
-        self.seed = seed
-        self.rank = rank
-        self.mixup_enabled = True
         self._weights = torch.tensor([grid.weight for grid in self.grids], dtype=torch.float64)
-        self._epoch = 0
-        self._step = 0
 
     def __repr__(self) -> str:
         return (
@@ -338,27 +335,13 @@ class SpliceMix:
             f'drop_prob={self.drop_prob}, prob={self.prob}, mode={self.mode!r}, batch={self.batch!r}, '
             f'num_classes={self.num_classes}, fill={self.fill}, seed={self.seed}, rank={self.rank})')
 
-    def set_step(self, epoch: int, step: int) -> None:
-        """Say which batch of which epoch is next; later ones are counted from there."""
-        self._epoch = epoch
-        self._step = step
-
-    def state_dict(self) -> dict[str, int]:
-        return {'epoch': self._epoch, 'step': self._step}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.set_step(state['epoch'], state['step'])
-
     def plan(self, batch_size: int) -> MixPlan:
         """ Draw how the next batch is mixed, and move on to the step after it.
 
         Args:
             batch_size: Number of regular images.
         """
-        if batch_size < 1:
-            raise ValueError(f'Expected a batch of at least one image, but got batch_size={batch_size}.')
-        generator = self._generator()
-        self._step += 1
+        generator = self._next_generator(batch_size)
         everything = torch.arange(batch_size)
         if not self.mixup_enabled or float(torch.rand((), generator=generator)) >= self.prob:
             return MixPlan(everything, (), batch_size)
@@ -409,7 +392,7 @@ class SpliceMix:
         for record in plan.records:
             end = start + record.num_mixed
             # The regular images come last, so that until then their place can serve as scratch memory.
-            scratch = _flat(out[:record.num_mixed]) if record.num_mixed <= num_kept else None
+            scratch = _flat(out[:num_kept]) if record.num_mixed <= num_kept else None
             mixed_targets.append(_splice_into(out[start:end], images, targets, record, self.fill, scratch))
             start = end
         if keeps_all:
@@ -422,14 +405,32 @@ class SpliceMix:
             _gather(images, kept, _is_channels_last(images), _flat(out[:num_kept]))
         return out, torch.cat([targets.index_select(0, kept), *mixed_targets])
 
-    def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.apply(images, targets, self.plan(len(images)))
+    def batches(self, images: torch.Tensor, targets: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """ Plan and mix a batch, and give the batches to be trained on, each in a step of its own.
 
-    def _generator(self) -> torch.Generator:
-        rank = _distributed_rank() if self.rank is None else self.rank
-        counters = ' '.join(str(int(counter)) for counter in (self.seed, rank, self._epoch, self._step))
-        digest = hashlib.blake2b(counters.encode(), digest_size=4).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest, 'little'))  # torch's CPU generator uses 32 bits
+        There is one, what calling the mixer gives, unless `batch` is 'alternate': then there are the regular images,
+        and after them the mixed ones, if any. Where all grids show a single cell, such as 2x2-3, these are images of
+        the size of a cell, without the empty rest, in a batch for each size.
+
+        Args:
+            images: (B, C, H, W).
+            targets: (B, classes) multi-hot, soft or with -1 for unknown, or (B,) integer classes.
+        """
+        plan = self.plan(len(images))
+        if self.batch != 'alternate':
+            return [self.apply(images, targets, plan)]
+        regular = images, targets = self.apply(images, targets, MixPlan(plan.kept, (), plan.batch_size))
+        if not plan.records:
+            return [regular]
+        if any(grid.drop != grid.cells - 1 for grid in self.grids):
+            return [regular, self.apply(images, targets, MixPlan(plan.kept[:0], plan.records, plan.batch_size))]
+        batches = [regular]
+        for record in plan.records:
+            _check_record(record, images)
+            sources = record.sources[~record.dropped].to(images.device, non_blocking=True)
+            size = (images.shape[2] // record.grid.rows, images.shape[3] // record.grid.cols)
+            batches.append((_gather_small(images, sources, *size, None), targets.index_select(0, sources)))
+        return batches
 
     def _draw_layout(self, grid: Grid, generator: torch.Generator) -> tuple[int, int, int]:
         """Draw rows, columns and number of dropped cells of a grid."""
@@ -466,7 +467,7 @@ class SpliceMix:
         return layouts
 
     def _kept(self, everything: torch.Tensor, records: tuple[SpliceRecord, ...]) -> torch.Tensor:
-        if self.batch == 'append':
+        if self.batch in ('append', 'alternate'):
             return everything
         if self.batch == 'fixed':
             return everything[sum(record.num_mixed for record in records):]
