@@ -67,7 +67,7 @@ def dataset_kwargs(args: argparse.Namespace, is_training: bool) -> dict[str, Any
         'root': args.data_dir,
         'is_training': is_training,
         'download': args.dataset_download,
-        'class_map': args.class_map,
+        'class_map': args.class_map or None,
         'input_key': args.input_key,
         'target_key': args.target_key,
         'annotations': args.train_ann if is_training else args.val_ann,
