@@ -48,3 +48,35 @@ def splice(images: torch.Tensor, targets: torch.Tensor, record, fill: float = 0.
         mixed_images.append(canvas)
         mixed_targets.append([union(label) for label in labels])
     return torch.stack(mixed_images), torch.tensor(mixed_targets)
+
+
+def split_cells(maps: torch.Tensor, rows: int, cols: int) -> list[torch.Tensor]:
+    """Cells of (M, C, H, W) maps, resized before if the grid doesn't divide them, one map and one cell at a time."""
+    cells = []
+    for one_map in maps:
+        height, width = max(rows, one_map.shape[1] // rows * rows), max(cols, one_map.shape[2] // cols * cols)
+        if (height, width) != one_map.shape[1:]:
+            one_map = resize_bilinear(one_map, height, width)
+        for row in range(rows):
+            for col in range(cols):
+                cells.append(one_map[
+                    :, row * height // rows:(row + 1) * height // rows, col * width // cols:(col + 1) * width // cols])
+    return cells
+
+
+def consistency(maps: torch.Tensor, image_logits: torch.Tensor, records, head, detach: bool = True) -> torch.Tensor:
+    """Consistency loss of the maps of all mixed images, one cell and one class at a time; keeps gradients."""
+    teachers = image_logits.detach() if detach else image_logits
+    total, terms, start = 0., 0, 0
+    for record in records:
+        cells = split_cells(maps[start:start + len(record.sources)], record.grid.rows, record.grid.cols)
+        start += len(record.sources)
+        for cell, source, dropped in zip(cells, record.sources.flatten().tolist(), record.dropped.flatten().tolist()):
+            if dropped:
+                continue
+            student = head(cell.unsqueeze(0))[0]
+            for x, z in zip(student, teachers[source]):
+                p, q = 1 / (1 + torch.exp(-x)), 1 / (1 + torch.exp(-z))
+                total = total - q * torch.log(p) - (1 - q) * torch.log(1 - p)
+                terms += 1
+    return total / terms
