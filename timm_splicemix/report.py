@@ -193,3 +193,139 @@ def _wrap(text: str, width: int, font: ImageFont.ImageFont) -> list[str]:
             longer = word
         current = longer
     return lines + [current]
+
+
+def draw_curves(rows: Sequence[dict[str, str]], path: Union[str, Path]) -> bool:
+    """ Draw losses, metric and learning rate over the epochs of a run.
+
+    Args:
+        rows: Rows of a summary, with the names of its columns.
+        path: Picture to write.
+
+    Returns:
+        Whether it was drawn; it isn't without matplotlib.
+    """
+    pyplot = load_pyplot()
+    if pyplot is None or not rows:
+        return False
+    names = list(rows[0])
+    metric = next((name for name in ('mAP', 'top1') if f'eval_{name}' in names), None)
+    panels = {
+        'loss': [name for name in names if name.endswith('loss')],
+        metric: [name for name in names if metric and name in (f'eval_{metric}', f'eval_ema_{metric}')],
+        'learning rate': ['lr'],
+    }
+    panels = {title: columns for title, columns in panels.items() if title and columns}
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.5 * len(panels), 3.4), layout='constrained')
+    for axis, (title, columns) in zip(axes, panels.items()):
+        for column in columns:
+            points = [(int(row['epoch']), float(row[column])) for row in rows if row[column] not in ('', None)]
+            if points:
+                axis.plot(*zip(*points), marker='.', label=column)
+        axis.set_title(title)
+        axis.set_xlabel('epoch')
+        axis.grid(alpha=0.3)
+        if len(columns) > 1:
+            axis.legend(fontsize='small')
+    save_figure(figure, path)
+    return True
+
+
+def format_metrics(row: dict[str, str]) -> str:
+    """ A table of the metrics of an epoch: the multi-label ones overall and for the top 3 side by side.
+
+    Args:
+        row: Row of a summary.
+    """
+    lines = []
+    for prefix, title in (('eval_', ''), ('eval_ema_', 'EMA ')):
+        values = {
+            name.removeprefix(prefix): float(value) for name, value in row.items()
+            if name.startswith(prefix) and value and not (prefix == 'eval_' and name.startswith('eval_ema_'))}
+        if 'mAP' in values:
+            names = ('CP', 'CR', 'CF1', 'OP', 'OR', 'OF1')
+            lines += [
+                f'{title}mAP {values["mAP"]:.2f}, loss {values["loss"]:.4f}',
+                '        ' + ''.join(f'{name:>8}' for name in names),
+                '  all   ' + ''.join(f'{values[name]:8.2f}' for name in names),
+                '  top 3 ' + ''.join(f'{values[f"{name}_3"]:8.2f}' for name in names)]
+        elif values:
+            lines.append(title + ', '.join(f'{name} {value:.4g}' for name, value in values.items()))
+    return '\n'.join(lines)
+
+
+def save_batch(
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        plan: MixPlan,
+        class_names: Optional[Sequence[str]],
+        mean: Sequence[float],
+        std: Sequence[float],
+        path: Union[str, Path],
+) -> None:
+    """ Write a picture of a batch as the model sees it.
+
+    Args:
+        images: (K + M, C, H, W), normalised.
+        targets: (K + M, classes), or (K,) class indices.
+        plan: How the batch was mixed.
+        class_names: Name of each class, None for numbers.
+        mean: Mean of the normalisation.
+        std: Standard deviation of the normalisation.
+        path: Picture to write.
+    """
+    if targets.ndim == 1:
+        targets = torch.nn.functional.one_hot(targets.long())
+    names = class_names or [str(index) for index in range(targets.shape[1])]
+    channels = images.shape[1]
+    shift, scale = (torch.tensor(list(values)[:channels]).view(1, -1, 1, 1) for values in (mean, std))
+    pixels = ((images.detach().float().cpu() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
+    pixels = pixels.expand(-1, 3, -1, -1) if channels == 1 else pixels[:, :3]
+    title = f'{len(plan.kept)} regular and {plan.num_mixed} mixed images'
+    save_image(draw_batch(pixels, targets.cpu(), plan, names, title), path)
+
+
+def draw_predictions(
+        cards: Sequence[tuple[Image.Image, str, dict[str, float]]],
+        size: int,
+        columns: Optional[int] = None,
+) -> Image.Image:
+    """ A contact sheet: images with their names, and what was found in them with bars of its probability.
+
+    Args:
+        cards: Image of at most `size` pixels, title, and probability of each class that was found.
+        size: Width and height of the place of an image.
+        columns: Images in a row, about square if None.
+    """
+    columns = min(columns or max(1, round(len(cards) ** 0.5)), len(cards))
+    font, bold = ImageFont.load_default(size=11), ImageFont.load_default(size=12)
+    line = 15
+    rows = [cards[start:start + columns] for start in range(0, len(cards), columns)]
+    heights = [size + 22 + line * max(max(1, len(labels)) for _, _, labels in row) for row in rows]
+    sheet = Image.new(
+        'RGB', (columns * (size + _MARGIN) + _MARGIN, sum(heights) + _MARGIN * (len(rows) + 1)), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    top = _MARGIN
+    for row, height in zip(rows, heights):
+        for column, (image, title, labels) in enumerate(row):
+            left = _MARGIN + column * (size + _MARGIN)
+            draw.rectangle((left - 1, top - 1, left + size, top + size), outline=_REGULAR)
+            sheet.paste(image, (left + (size - image.width) // 2, top + (size - image.height) // 2))
+            draw.text((left, top + size + 3), _shorten(title, size, bold), fill=_INK, font=bold)
+            for number, (name, value) in enumerate(labels.items()):
+                y = top + size + 20 + line * number
+                draw.rectangle((left, y, left + round((size - 1) * value), y + line - 3), fill='#d2e3fc')
+                draw.text((left + 2, y), _shorten(f'{value:.2f} {name}', size - 4, font), fill=_INK, font=font)
+            if not labels:
+                draw.text((left, top + size + 20), 'nothing', fill=_PALE, font=font)
+        top += height + _MARGIN
+    return sheet
+
+
+def _shorten(text: str, width: int, font: ImageFont.ImageFont) -> str:
+    """Text that fits into `width` pixels, its end left out if need be."""
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(f'{text}...') > width:
+        text = text[:-1]
+    return f'{text}...'

@@ -9,6 +9,7 @@ from .loader import ON_BAD_IMAGE, MultiLabelLoader, create_loader
 from .missing import keep_labels
 from .reader import MultiLabelReader
 from .registry import check_same_classes, create_dataset, dataset_names
+from .seeding import mix_seeds
 from .shapes import generate_shapes
 from .splits import is_training_split
 from .transforms import create_transform
@@ -40,4 +41,5 @@ __all__ = [
     'generate_shapes',
     'is_training_split',
     'keep_labels',
+    'mix_seeds',
 ]

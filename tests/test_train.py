@@ -1,0 +1,241 @@
+""" Training from beginning to end: what a run writes, and how it goes on after a stop """
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import timm
+import torch
+import yaml
+
+import timm_splicemix as tsm
+from timm_splicemix import train as train_module
+from timm_splicemix.checkpoint import read_checkpoint
+
+from .conftest import REPOSITORY
+from .runs import CLASSES, TINY, assert_same_weights, make_images, summary, train, weights
+
+MIXED = ('--splicemix-grids', '1x2,2x2', '--splicemix-cl', '--gp', 'max')
+# What draws at random or remembers something, all at once
+EVERYTHING = (
+    *MIXED, '--model-ema', '--drop', '0.3', '--momentum', '0.9', '--reprob', '0.5', '--grad-accum-steps', '2',
+    '--epochs', '3', '--sched', 'cosine', '--sched-on-updates')
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp('data'))
+
+
+def stop_at(monkeypatch, epoch, batch, number=signal.SIGTERM):
+    """Let the process get a signal while it works on a batch."""
+    before_batch = train_module.Run._before_batch
+
+    def before_batch_and_signal(self, at, images, targets):
+        before_batch(self, at, images, targets)
+        if (self.epoch, at) == (epoch, batch):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(train_module.Run, '_before_batch', before_batch_and_signal)
+
+
+@pytest.fixture(scope='module')
+def whole_run(data, tmp_path_factory):
+    return train(data, tmp_path_factory.mktemp('whole'), *EVERYTHING)
+
+
+def assert_same_runs(folder, other):
+    assert summary(folder) == summary(other)
+    assert_same_weights(folder / 'last.pth.tar', other / 'last.pth.tar')
+    assert_same_weights(folder / 'last.pth.tar', other / 'last.pth.tar', 'state_dict_ema')
+    assert {path.name for path in folder.iterdir()} == {path.name for path in other.iterdir()}
+    ours, theirs = (read_checkpoint(run / 'last.pth.tar')['timm_splicemix'] for run in (folder, other))
+    for key in ('best_metric', 'best_epoch', 'checkpoint_files'):
+        assert ours[key] == theirs[key]
+
+
+def test_a_run_writes_what_is_needed_to_understand_and_repeat_it(data, tmp_path):
+    folder = train(data, tmp_path, *MIXED)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        'args.yaml', 'checkpoint-0.pth.tar', 'checkpoint-1.pth.tar', 'classes.txt', 'curves.png', 'environment.yaml',
+        'last.pth.tar', 'model_best.pth.tar', 'summary.csv'}
+    assert (folder / 'classes.txt').read_text().split() == list(CLASSES)
+    rows = summary(folder)
+    assert [row['epoch'] for row in rows] == ['0', '1']
+    for row in rows:
+        parts = float(row['train_task_loss']) + float(row['train_consistency_loss'])
+        assert float(row['train_loss']) == pytest.approx(parts, abs=1e-6)
+        assert 0 <= float(row['eval_mAP']) <= 100
+    environment = yaml.safe_load((folder / 'environment.yaml').read_text())
+    assert environment['torch'] == str(torch.__version__)
+    assert environment['timm_splicemix'] == tsm.__version__
+
+    # Its settings alone make the same run.
+    train_module.main(['--config', str(folder / 'args.yaml'), '--experiment', 'again'])
+    assert summary(tmp_path / 'again') == rows
+    assert_same_weights(folder / 'last.pth.tar', tmp_path / 'again' / 'last.pth.tar')
+
+
+def test_another_seed_makes_another_run(data, tmp_path):
+    first = train(data, tmp_path, '--epochs', '1', name='first')
+    second = train(data, tmp_path, '--epochs', '1', '--seed', '43', name='second')
+    left, right = weights(first / 'last.pth.tar'), weights(second / 'last.pth.tar')
+    assert not torch.equal(left['conv1.0.weight'], right['conv1.0.weight'])
+
+
+def test_the_checkpoint_is_one_of_timm(data, tmp_path):
+    folder = train(data, tmp_path, *MIXED, '--epochs', '1')
+    model = timm.create_model(
+        'test_resnet', num_classes=3, global_pool='max', checkpoint_path=str(folder / 'last.pth.tar'))
+    plain = timm.create_model('test_resnet', num_classes=3)
+    assert weights(folder / 'last.pth.tar').keys() == plain.state_dict().keys()
+    rebuilt, info = tsm.load_checkpoint(folder / 'last.pth.tar')
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(model.eval()(images), rebuilt(images))
+    assert info.class_names == CLASSES
+    assert info.data_config['input_size'] == (3, 64, 64)
+    assert info.multi_label
+
+
+@pytest.mark.parametrize('workers', ['0', '2'])
+@pytest.mark.parametrize('epoch, batch', [(0, 1), (1, 2), (2, 3)])
+def test_a_run_stopped_in_an_epoch_goes_on_exactly(
+        data, whole_run, tmp_path, monkeypatch, caplog, epoch, batch, workers):
+    with monkeypatch.context() as patch:
+        stop_at(patch, epoch, batch)
+        with pytest.raises(SystemExit) as stopped:
+            train(data, tmp_path, *EVERYTHING, '-j', workers)
+    assert stopped.value.code == 128 + signal.SIGTERM
+    folder = tmp_path / 'run'
+    assert '--resume' in caplog.text
+    assert len(list(folder.glob('recovery-*'))) == 1
+    train(data, tmp_path, *EVERYTHING, '-j', workers, '--resume', folder)
+    assert_same_runs(folder, whole_run)
+
+
+def test_a_run_stopped_in_evaluation_goes_on_exactly(data, whole_run, tmp_path, monkeypatch):
+    evaluate = train_module.evaluate
+
+    def evaluate_and_signal(*args):
+        if ' 1' in args[5]:
+            os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, 'evaluate', evaluate_and_signal)
+        with pytest.raises(SystemExit) as stopped:
+            train(data, tmp_path, *EVERYTHING)
+    assert stopped.value.code == 128 + signal.SIGINT
+    assert [path.name for path in (tmp_path / 'run').glob('recovery-*')] == ['recovery-1-4.pth.tar']
+    train(data, tmp_path, *EVERYTHING, '--resume', tmp_path / 'run')
+    assert_same_runs(tmp_path / 'run', whole_run)
+
+
+def test_a_run_goes_on_exactly_from_the_end_of_an_epoch(data, whole_run, tmp_path):
+    flags = [*EVERYTHING, '--checkpoint-hist', '10']
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 2, 0)
+        with pytest.raises(SystemExit):
+            train(data, tmp_path, *flags)
+    folder = tmp_path / 'run'
+    train(data, tmp_path, *flags, '--resume', folder / 'checkpoint-1.pth.tar')
+    assert_same_runs(folder, whole_run)
+
+
+def test_the_folder_of_a_checkpoint_is_where_a_run_goes_on(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1, 0)
+        with pytest.raises(SystemExit):
+            train(data, tmp_path)
+    train_module.main([*TINY, '--data-dir', str(data), '--resume', str(tmp_path / 'run')])
+    assert [row['epoch'] for row in summary(tmp_path / 'run')] == ['0', '1']
+    assert not (tmp_path / 'output').exists()
+
+
+def test_the_plateau_schedule_remembers_its_state(data, tmp_path):
+    flags = ('--sched', 'plateau', '--patience-epochs', '0', '--epochs', '4', '--eval-metric', 'loss')
+    whole = train(data, tmp_path, *flags, name='whole')
+    rates = [float(row['lr']) for row in summary(whole)]
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 3, 1)
+        with pytest.raises(SystemExit):
+            train(data, tmp_path, *flags, name='stopped')
+    train(data, tmp_path, *flags, '--resume', tmp_path / 'stopped', name='stopped')
+    assert [float(row['lr']) for row in summary(tmp_path / 'stopped')] == rates
+    assert_same_weights(whole / 'last.pth.tar', tmp_path / 'stopped' / 'last.pth.tar')
+
+
+def test_the_best_checkpoint_and_the_number_kept_survive_a_stop(data, tmp_path):
+    flags = ('--epochs', '5', '--checkpoint-hist', '2')
+    whole = train(data, tmp_path, *flags, name='whole')
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 3, 1)
+        with pytest.raises(SystemExit):
+            train(data, tmp_path, *flags, name='stopped')
+    stopped = train(data, tmp_path, *flags, '--resume', tmp_path / 'stopped', name='stopped')
+    kept = {path.name for path in whole.glob('*.pth.tar')}
+    assert len([name for name in kept if name.startswith('checkpoint-')]) == 2
+    assert {path.name for path in stopped.glob('*.pth.tar')} == kept
+    assert_same_weights(whole / 'model_best.pth.tar', stopped / 'model_best.pth.tar')
+    metrics = [float(row['eval_mAP']) for row in summary(whole)]
+    assert read_checkpoint(stopped / 'model_best.pth.tar')['metric'] == pytest.approx(max(metrics))
+
+
+def command_line(data, output, *flags):
+    return [sys.executable, str(REPOSITORY / 'train.py'), *TINY, '--data-dir', str(data), '--output', str(output),
+            '--experiment', 'run', *map(str, flags)]
+
+
+def environment():
+    return {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(REPOSITORY)}
+
+
+@pytest.mark.slow
+def test_a_killed_run_loses_nothing_that_was_written(data, tmp_path):
+    flags = (*MIXED, '--epochs', '60', '--recovery-interval', '1', '--checkpoint-hist', '2')
+    folder = tmp_path / 'run'
+    for attempt in range(4):
+        resume = ('--resume', folder) if attempt else ()
+        process = subprocess.Popen(
+            command_line(data, tmp_path, *flags, *resume), env=environment(), stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL)
+        before = {path: path.stat().st_mtime_ns for path in folder.glob('*.pth.tar')}
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:  # until it writes, then at another moment each time
+            after = {path: path.stat().st_mtime_ns for path in folder.glob('*.pth.tar') if path.exists()}
+            if (folder / 'last.pth.tar').exists() and after != before:
+                break
+            time.sleep(0.01)
+        time.sleep(0.37 * attempt + 0.1)
+        process.kill()
+        process.wait()
+        for path in folder.glob('[!.]*.pth.tar'):
+            read_checkpoint(path)  # raises if it is not whole
+        rows = summary(folder)
+        assert [int(row['epoch']) for row in rows] == list(range(len(rows)))
+        assert (folder / 'model_best.pth.tar').exists()
+    process = subprocess.run(
+        command_line(data, tmp_path, *flags, '--resume', folder), env=environment(), capture_output=True, text=True,
+        timeout=300)
+    assert process.returncode == 0, process.stderr
+    assert [int(row['epoch']) for row in summary(folder)] == list(range(60))
+    for path in folder.glob('[!.]*.pth.tar'):
+        read_checkpoint(path)
+
+
+def test_a_signal_to_the_script_saves_before_it_leaves(data, tmp_path):
+    process = subprocess.Popen(
+        command_line(data, tmp_path, '--epochs', '500', '--log-interval', '1'), env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if line.startswith('Train 1'):
+            break
+    process.send_signal(signal.SIGINT)
+    text = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, text
+    assert 'Stopped by SIGINT' in text and '--resume' in text
+    assert len(list((tmp_path / 'run').glob('recovery-*.pth.tar'))) == 1

@@ -1,0 +1,318 @@
+""" Checkpoints that are always whole, remember the run they belong to, and rebuild their model """
+import argparse
+import logging
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import torch
+from timm.models import clean_state_dict
+from timm.utils import CheckpointSaver
+from torch import nn
+
+from .models import create_model
+from .report import written_whole
+
+_logger = logging.getLogger(__name__)
+
+__all__ = ['CheckpointInfo', 'RunSaver', 'find_checkpoint', 'load_checkpoint', 'read_checkpoint']
+
+LAST, BEST = 'last.pth.tar', 'model_best.pth.tar'
+_OURS = 'timm_splicemix'  # key of what timm's checkpoints don't have
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """ What a checkpoint knows beside weights.
+
+    Args:
+        model_name: Name of the model in timm's registry.
+        model_kwargs: Arguments of `create_model` that make it again.
+        data_config: Size, normalisation, interpolation and crop of images, with timm's names.
+        class_names: Names of the classes in their order, None if unknown.
+        multi_label: Whether an image has any number of classes.
+        epoch: Last epoch that was trained to its end, None if unknown.
+        metric: Value of the metric that checkpoints are compared by, None if unknown.
+        args: Settings of the run.
+    """
+    model_name: str
+    model_kwargs: dict[str, Any] = field(default_factory=dict)
+    data_config: dict[str, Any] = field(default_factory=dict)
+    class_names: Optional[tuple[str, ...]] = None
+    multi_label: bool = True
+    epoch: Optional[int] = None
+    metric: Optional[float] = None
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        """Plain values of what is the same in all checkpoints of a run."""
+        names = None if self.class_names is None else list(self.class_names)
+        return {
+            'model_name': self.model_name,
+            'model_kwargs': self.model_kwargs,
+            'data_config': self.data_config,
+            'class_names': names,
+            'multi_label': self.multi_label,
+        }
+
+
+def read_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
+    """ Read a checkpoint, without running any code that it may hold.
+
+    Args:
+        path: File that `torch.save` wrote: a checkpoint of a run, of timm, or weights alone.
+
+    Returns:
+        What it holds; weights alone come under 'state_dict'.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f'Expected a checkpoint, but got {path}, which is no file.')
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):  # timm keeps its settings so
+            state = torch.load(path, map_location='cpu', weights_only=True)
+    except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines()
+        raise ValueError(
+            f'Expected a checkpoint, but got {path}, which is not one or is not whole '
+            f'({reason[0][:120] if reason else type(error).__name__}).') from error
+    if not isinstance(state, dict):
+        raise ValueError(f'Expected a checkpoint, but got {path}, which holds a {type(state).__name__}.')
+    if 'state_dict' not in state:
+        weights = state.get('model', state)
+        if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+            raise ValueError(f'Expected a checkpoint, but got {path}, which holds no weights of a model.')
+        state = {'state_dict': weights}
+    return state
+
+
+def load_checkpoint(
+        path: Union[str, Path],
+        use_ema: bool = True,
+        **overrides: Any,
+) -> tuple[nn.Module, CheckpointInfo]:
+    """ Rebuild the model of a checkpoint, with its pooling and weights.
+
+        model, info = load_checkpoint('output/train/run/model_best.pth.tar')
+        names = info.class_names
+
+    Args:
+        path: A checkpoint that `train.py` wrote.
+        use_ema: Take the moving average of the weights if there is one.
+        **overrides: Arguments of `create_model` that differ, such as `img_size`.
+
+    Returns:
+        The model in evaluation mode, and what the checkpoint knows beside.
+    """
+    state = read_checkpoint(path)
+    ours = state.get(_OURS)
+    if ours is None:
+        raise ValueError(
+            f'Expected a checkpoint of train.py, but got {path}, which does not say what model it is: '
+            'give --model, --num-classes and --gp.')
+    info = CheckpointInfo(
+        **{**ours['info'], 'class_names': ours['info']['class_names'] and tuple(ours['info']['class_names'])},
+        epoch=state.get('epoch'), metric=state.get('metric'), args=dict(state.get('args', {})))
+    model = create_model(info.model_name, **{**info.model_kwargs, **overrides})
+    weights = state.get('state_dict_ema') if use_ema else None
+    load_weights(model, state['state_dict'] if weights is None else weights, path)
+    return model.eval(), info
+
+
+def load_weights(model: nn.Module, state_dict: dict[str, torch.Tensor], path: Union[str, Path]) -> None:
+    """ Load weights, or say in a sentence why they don't fit.
+
+    Args:
+        model: Model that gets them.
+        state_dict: The weights.
+        path: Where they come from.
+    """
+    state_dict = clean_state_dict(state_dict)
+    mine = model.state_dict()
+    missing, unknown = sorted(mine.keys() - state_dict.keys()), sorted(state_dict.keys() - mine.keys())
+    if missing or unknown:
+        what = f'no {missing[0]}' if missing else f'{unknown[0]}, which the model has not'
+        raise ValueError(f'Expected a checkpoint of the same model, but got {path} with {what}.')
+    for name, value in mine.items():
+        if value.shape != state_dict[name].shape:
+            raise ValueError(
+                f'Expected {name} of shape {tuple(value.shape)}, but got {tuple(state_dict[name].shape)} in {path}: '
+                'it is of another model, image size or number of classes.')
+    model.load_state_dict(state_dict)
+
+
+def find_checkpoint(path: Union[str, Path]) -> Path:
+    """ The checkpoint to go on from: the file itself, or the one of a run's folder that is furthest.
+
+    Args:
+        path: File, or output folder of a run.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    candidates = [file for file in (path / LAST, *path.glob('recovery-*.pth.tar')) if file.is_file()]
+    if not candidates:
+        raise ValueError(f'Expected a folder with checkpoints, but got {path}, which has no {LAST}.')
+
+    def progress(file: Path) -> tuple[int, int]:
+        state = read_checkpoint(file)
+        return state.get('epoch', -1), state.get(_OURS, {}).get('next_batch', 0)
+
+    return candidates[0] if len(candidates) == 1 else max(candidates, key=progress)
+
+
+class RunSaver(CheckpointSaver):
+    """ timm's saver, which writes files whole and is as it was when a run goes on.
+
+    A checkpoint is written beside its place and moved there, so that at any moment what was saved before is still
+    there. Each holds the best metric and the list of those kept.
+
+    Args:
+        task: Gives the weights.
+        optimizer: Its state is saved too.
+        folder: Folder of the run.
+        info: What is known about the model.
+        settings: Settings of the run, plain values.
+        scaler: Scaler of gradients, None without one.
+        decreasing: Whether less is better.
+        max_history: Number of checkpoints to keep.
+    """
+
+    def __init__(
+            self,
+            task: nn.Module,
+            optimizer: torch.optim.Optimizer,
+            folder: Union[str, Path],
+            info: CheckpointInfo,
+            settings: dict[str, Any],
+            scaler: Any = None,
+            decreasing: bool = False,
+            max_history: int = 10,
+    ):
+        if max_history < 1:
+            raise ValueError(f'Expected to keep at least 1 checkpoint, but got --checkpoint-hist {max_history}.')
+        super().__init__(
+            model=task.get_eval_model(), optimizer=optimizer, amp_scaler=scaler, checkpoint_dir=str(folder),
+            recovery_dir=str(folder), decreasing=decreasing, max_history=max_history, task=task)
+        self.folder = Path(folder)
+        self.info = info
+        self.settings = settings
+        self.progress: dict[str, Any] = {}  # what the training loop needs to go on
+
+    def restore(self, state: dict[str, Any], path: Union[str, Path]) -> None:
+        """ Be as the saver was that wrote a checkpoint.
+
+        Args:
+            state: What `read_checkpoint` returned.
+            path: Where it was read from.
+        """
+        ours = state.get(_OURS, {})
+        self.best_metric, self.best_epoch = ours.get('best_metric'), ours.get('best_epoch')
+        self.checkpoint_files = []
+        for name, metric in ours.get('checkpoint_files', ()):
+            file = self.folder / name
+            if not file.exists() and name == self._name(state.get('epoch')) and Path(path).name == LAST:
+                self._duplicate(path, file)  # the run ended between the last checkpoint and its copies
+            if file.exists():
+                self.checkpoint_files.append((str(file), metric))
+        if self.best_epoch is not None and self.best_epoch == state.get('epoch') and 'metric' in state:
+            self._duplicate(path, self.folder / BEST)
+
+    def save_checkpoint(
+            self,
+            epoch: int,
+            metric: Optional[float] = None,
+    ) -> tuple[Optional[float], Optional[int]]:
+        """ Save the end of an epoch.
+
+        Args:
+            epoch: The epoch.
+            metric: Value that checkpoints are compared by; None if the epoch was not evaluated, then only the last
+                checkpoint is written.
+
+        Returns:
+            Best metric so far, and its epoch.
+        """
+        path = self.folder / self._name(epoch)
+        is_best = metric is not None and (self.best_metric is None or self.cmp(metric, self.best_metric))
+        if is_best:
+            self.best_metric, self.best_epoch = metric, epoch
+        before = self.checkpoint_files
+        if metric is not None:
+            files = [*before, (str(path), metric)]
+            self.checkpoint_files = sorted(files, key=lambda file: file[1], reverse=not self.decreasing)
+            self.checkpoint_files = self.checkpoint_files[:self.max_history]
+        self._save(self.folder / LAST, epoch, metric)
+        if is_best:
+            self._duplicate(self.folder / LAST, self.folder / BEST)
+        kept = {file for file, _ in self.checkpoint_files}
+        if str(path) in kept:
+            self._duplicate(self.folder / LAST, path)
+        for file, _ in before:
+            if file not in kept:
+                Path(file).unlink(missing_ok=True)
+        for file in self.folder.glob(f'{self.recovery_prefix}-*{self.extension}'):
+            file.unlink()  # what it could recover is in the checkpoint
+        return self.best_metric, self.best_epoch
+
+    def save_recovery(self, epoch: int, batch_idx: int = 0) -> Path:
+        """ Save in the middle of an epoch.
+
+        Args:
+            epoch: The epoch.
+            batch_idx: Number of its batches that are done.
+
+        Returns:
+            The file.
+        """
+        path = self.folder / f'{self.recovery_prefix}-{epoch}-{batch_idx}{self.extension}'
+        self._save(path, epoch - 1, next_batch=batch_idx)
+        for file in self.folder.glob(f'{self.recovery_prefix}-*{self.extension}'):
+            if file != path:
+                file.unlink()
+        return path
+
+    def _name(self, epoch: Optional[int]) -> str:
+        return f'{self.save_prefix}-{epoch}{self.extension}'
+
+    def _save(
+            self,
+            save_path: Union[str, Path],
+            epoch: int,
+            metric: Optional[float] = None,
+            next_batch: int = 0,
+    ) -> None:
+        state = {
+            'epoch': epoch,  # the last that was trained to its end
+            'arch': self.info.model_name,
+            'version': 2,
+            'args': self.settings,
+            'optimizer': self.optimizer.state_dict(),
+            **self.task.get_checkpoint_state(unwrap_fn=self.unwrap_fn),
+            **self.task.get_checkpoint_state(ema=True, unwrap_fn=self.unwrap_fn),
+            _OURS: {
+                'info': self.info.state(),
+                'next_batch': next_batch,
+                'best_metric': self.best_metric,
+                'best_epoch': self.best_epoch,
+                'checkpoint_files': [(Path(file).name, value) for file, value in self.checkpoint_files],
+                'progress': self.progress,
+            },
+        }
+        if self.amp_scaler is not None:
+            state[self.amp_scaler.state_dict_key] = self.amp_scaler.state_dict()
+        if metric is not None:
+            state['metric'] = metric
+        try:
+            with written_whole(save_path) as temporary:
+                torch.save(state, temporary)
+        except (OSError, RuntimeError) as error:  # torch makes a full disk a RuntimeError
+            raise OSError(
+                f'Expected room to write {save_path}, but got: {str(error).splitlines()[0]}; '
+                f'what was saved before is whole, go on from it by --resume {self.folder}') from error
+
+    def _duplicate(self, src: Union[str, Path], dst: Union[str, Path]) -> None:
+        with written_whole(dst) as temporary:
+            temporary.unlink()
+            super()._duplicate(str(src), str(temporary))

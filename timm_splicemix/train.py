@@ -1,0 +1,701 @@
+""" Train a timm model on multi-label images, with SpliceMix and timm's flags
+
+    python train.py --dataset shapes --model resnet18 --img-size 128 --gp max --splicemix-grids 1x2,2x2 --splicemix-cl
+    python train.py --data-dir coco --config configs/coco_resnet101_splicemix_cl.yaml
+    torchrun --nproc-per-node 4 train.py --data-dir voc --dataset voc/2007 --model vit_base_patch16_384 --pretrained
+    python train.py --resume output/train/RUN
+
+A run writes checkpoints, args.yaml, classes.txt, summary.csv and curves.png to its folder.
+"""
+import argparse
+import logging
+import math
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+import yaml
+from PIL import ImageMode
+from timm.data import resolve_data_config
+from timm.layers import convert_sync_batchnorm
+from timm.models import get_pretrained_cfg
+from timm.utils import distribute_bn, freeze, setup_default_logging
+from torch import nn
+
+from . import __version__
+from .args import (
+    CommandParser,
+    add_label_args,
+    add_loss_args,
+    add_mixer_args,
+    add_splicemix_args,
+    add_timm_train_args,
+    add_train_args,
+    command,
+    create_mixer,
+    dataset_kwargs,
+    dump_args,
+    loss_kwargs,
+    map_defaults,
+    map_defaults_of_data,
+    parse_with_config,
+    refuse_unsupported,
+    uses_softmax,
+)
+from .checkpoint import CheckpointInfo, RunSaver, find_checkpoint, load_weights, read_checkpoint
+from .data import (
+    MultiLabelDataset,
+    MultiLabelLoader,
+    WdsDataset,
+    check_same_classes,
+    create_dataset,
+    create_loader,
+    mix_seeds,
+)
+from .engine import Averages, Step, StopTraining, create_meter, evaluate, loader_length, train_one_epoch
+from .loss import LOSSES, UnionCrossEntropy, binary_cross_entropy, create_loss, positive_weights, union_cross_entropy
+from .machine import describe_machine, precision, set_seed, set_up_device
+from .mix import MixPlan
+from .models import create_model, freeze_batch_norm, init_classifier, mean_prior_bias, prior_bias
+from .optim import create_optimizer, create_scheduler, learning_rate, load_scheduler_state, scheduler_state
+from .report import format_metrics, save_batch, written_whole
+from .stopping import StopRequest
+from .task import SpliceMixTask
+from .tracking import Tracker, read_summary
+
+_logger = logging.getLogger(__name__)
+
+
+def build_parser() -> CommandParser:
+    parser = CommandParser(prog='train.py', description=__doc__)
+    add_timm_train_args(parser)
+    add_label_args(parser)
+    add_splicemix_args(parser)
+    add_mixer_args(parser)
+    add_train_args(parser, list(LOSSES))
+    add_loss_args(parser)
+    return parser
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    parser = build_parser()
+    args, given = parse_with_config(parser, argv)
+    setup_default_logging()
+    refuse_unsupported(args, parser)
+    map_defaults(args, given)
+    settings = {name: getattr(args, name) for name in vars(args)}  # what a machine adds is no setting
+    device = set_up_device(args)
+    if args.rank:
+        logging.getLogger().setLevel(logging.WARNING)
+    try:
+        Run(args, given, settings, device).train()
+    finally:
+        if args.distributed:
+            torch.distributed.destroy_process_group()
+
+
+class Run:
+    """ A training run: data, model, task, optimizer, and the loop over epochs.
+
+    Args:
+        args: Flags, with what the machine added.
+        given: Flags that the user set.
+        settings: Flags alone, to be written down.
+        device: Device of this process.
+    """
+
+    def __init__(self, args: argparse.Namespace, given: set[str], settings: dict[str, Any], device: torch.device):
+        self.args = args
+        self.device = device
+        self.is_primary = args.rank == 0
+        checkpoint = find_checkpoint(args.resume) if args.resume else None
+        self.resumed = None if checkpoint is None else read_checkpoint(checkpoint)
+
+        # Data set
+        self.train_set, self.val_set = create_datasets(args)
+        self.multi_label = isinstance(self.train_set, (MultiLabelDataset, WdsDataset))
+        map_defaults_of_data(args, given, self.multi_label)
+        settings.update(smoothing=args.smoothing, eval_metric=args.eval_metric)
+        self.class_names = getattr(self.train_set, 'class_names', None)
+        num_classes = count_classes(args, self.train_set)
+
+        # Model and head
+        set_seed(mix_seeds(args.seed))  # the same weights in all processes
+        self.autocast, self.scaler, self.dtype = precision(args, device)
+        model, model_kwargs = build_model(args, num_classes)
+        num_classes = model.num_classes
+        self.data_config = resolve_images(args, model, model_kwargs['in_chans'])
+        start_classifier(model, args, self.train_set if self.multi_label else None)
+        check_image_size(model, self.data_config['input_size'])
+        if args.grad_checkpointing:
+            checkpoint_gradients(model)
+        self.frozen = freeze_modules(model, args.freeze)
+        model.to(device=device, dtype=self.dtype)
+        if args.channels_last:
+            model.to(memory_format=torch.channels_last)
+        if args.distributed and args.sync_bn:
+            model = convert_sync_batchnorm(model)
+
+        # Loader
+        self.train_loader, self.val_loader = self._create_loaders()
+        self.num_batches = args.train_batches_per_epoch or loader_length(self.train_loader)
+
+        # Mix, model, head, loss: the task
+        self.mixer = create_mixer(args, num_classes=num_classes, seed=args.seed)
+        self.task = SpliceMixTask(
+            model, create_criterion(args, self.multi_label, num_classes, self.train_set), self.mixer,
+            consistency_weight=args.splicemix_cl or (args.recursivemix_cl if args.recursivemix else 0.),
+            detach=not args.splicemix_cl_no_detach,
+            input_size=self.data_config['input_size'], device=device, dtype=self.dtype, verbose=self.is_primary)
+        self.task.to(device)
+
+        # Optimizer
+        args.lr = learning_rate(args, args.world_size)
+        self.optimizer = create_optimizer(model, args)
+        updates_per_epoch = math.ceil(self.num_batches / args.grad_accum_steps)
+        self.scheduler, self.num_epochs = create_scheduler(self.optimizer, args, updates_per_epoch)
+        if args.model_ema:
+            self.task.setup_ema(
+                decay=args.model_ema_decay, use_warmup=args.model_ema_warmup,
+                device='cpu' if args.model_ema_force_cpu else None)
+
+        # Where the run is, and where it writes
+        self.info = CheckpointInfo(
+            args.model, model_kwargs, {**self.data_config}, self.class_names and tuple(self.class_names),
+            self.multi_label)
+        self.start_epoch, self.start_batch, self.averages_state = self._resume(checkpoint, updates_per_epoch)
+        if args.torchcompile:
+            self.task.compile(backend=args.torchcompile, mode=args.torchcompile_mode)
+            self.task.compile_ema(backend=args.torchcompile, mode=args.torchcompile_mode)
+        if args.distributed:
+            device_ids = [device] if device.type != 'cpu' else None
+            self.task.prepare_distributed(device_ids=device_ids, broadcast_buffers=not args.no_ddp_bb)
+        self.step = Step(
+            device, self.dtype, self.autocast, self.scaler, args.grad_accum_steps, args.clip_grad, args.clip_mode,
+            create_graph=getattr(self.optimizer, 'is_second_order', False), channels_last=args.channels_last,
+            synchronize=args.synchronize_step)
+        self.saver = self.tracker = None
+        if self.is_primary:
+            self._open_folder(settings, checkpoint)
+
+    def train(self) -> None:
+        """Train until the last epoch, early stopping, or a signal."""
+        args = self.args
+        _logger.info(
+            f'Training {args.model} on {len(self.train_set):,} images for {self.num_epochs} epochs of '
+            f'{self.num_batches} batches, learning rate {args.lr:.4g}.')
+        with StopRequest(args.distributed) as self.stop:
+            try:
+                for epoch in range(self.start_epoch, self.num_epochs):
+                    if self._epoch(epoch) and args.patience:
+                        _logger.info(f'Stops after {args.patience} epochs without a better {args.eval_metric}.')
+                        break
+            except StopTraining:
+                self._leave()
+        if self.is_primary:
+            self.tracker.close()
+            self._tell_results()
+
+    def _epoch(self, epoch: int) -> bool:
+        """Train and evaluate; returns whether `patience` epochs brought nothing better."""
+        args = self.args
+        self.epoch = epoch
+        set_training(self.task, self.frozen, args.freeze_bn)
+        self.task.set_epoch(epoch)
+        if self.mixer is not None:
+            off_epoch = args.splicemix_off_epoch or args.mixup_off_epoch
+            self.mixer.mixup_enabled = not off_epoch or epoch < off_epoch
+        averages = Averages(self.device)
+        if self.averages_state is not None:
+            averages.load_state_dict(self.averages_state)
+        train_metrics = train_one_epoch(
+            self.task, self.train_loader, self.optimizer, self.step, epoch, self.num_batches, self.start_batch,
+            averages, self.scheduler, args.log_interval, self.is_primary, args.distributed, self._before_batch,
+            self._after_update)
+        self.start_batch, self.averages_state = 0, None
+        lr = max(group['lr'] for group in self.optimizer.param_groups)
+        for ema in (False, True):
+            model = self.task.get_eval_model(ema=ema)
+            if args.distributed and args.dist_bn and model is not None and not (ema and args.model_ema_force_cpu):
+                distribute_bn(model, args.world_size, args.dist_bn == 'reduce')
+
+        metric, eval_metrics = None, {}
+        if (epoch + 1) % args.val_interval == 0 or epoch + 1 == self.num_epochs:
+            eval_metrics = self._evaluate(averages)
+            metric = eval_metrics[f'ema_{args.eval_metric}' if self._evaluates_ema else args.eval_metric]
+        if self.scheduler is not None:
+            self.scheduler.step(epoch + 1, metric)
+        if not self.is_primary:
+            return self._agree(False)
+        self.tracker.add(epoch, train_metrics, eval_metrics, lr)
+        self.saver.progress = {'scheduler': scheduler_state(self.scheduler)}
+        best, best_epoch = self.saver.save_checkpoint(epoch, metric)
+        if metric is not None:
+            _logger.info(
+                f'Epoch {epoch}: {args.eval_metric} {metric:.3f}, best {best:.3f} (epoch {best_epoch}), '
+                f'loss {train_metrics["loss"]:.4f}')
+        return self._agree(bool(args.patience) and best_epoch is not None and epoch - best_epoch >= args.patience)
+
+    def _evaluate(self, averages: Averages) -> dict[str, float]:
+        """Metrics of the model and, with other names, of its moving average."""
+        args = self.args
+        criterion = binary_cross_entropy if self.multi_label else union_cross_entropy
+        smallest_part = len(self.val_set) // args.world_size // self._val_batch_size  # processes may have one more
+
+        def after_batch(done: int) -> None:
+            if done <= smallest_part and self.stop.requested():
+                self._save_recovery(self.num_batches, averages)
+                raise StopTraining
+
+        metrics = {}
+        for prefix in ('', 'ema_') if self._evaluates_ema else ('',):
+            meter = create_meter(
+                self.multi_label, self.task.get_eval_model().num_classes, self.device, self.class_names or (),
+                args.metrics)
+            result = evaluate(
+                self.task.get_eval_model(ema=bool(prefix)), self.val_loader, meter, self.step, criterion,
+                f'Validate {self.epoch}{" (EMA)" if prefix else ""}', args.log_interval, self.is_primary,
+                args.distributed, after_batch)
+            metrics.update({f'{prefix}{name}': value for name, value in result.items()})
+        return metrics
+
+    @property
+    def _evaluates_ema(self) -> bool:
+        return self.args.model_ema and not self.args.model_ema_force_cpu
+
+    @property
+    def _val_batch_size(self) -> int:
+        return self.args.validation_batch_size or self.args.batch_size
+
+    def _before_batch(self, batch: int, images: torch.Tensor, targets: torch.Tensor) -> None:
+        args = self.args
+        self.task.set_step(self.epoch, batch)
+        if args.save_images and self.is_primary and batch % args.log_interval == 0:
+            self._save_images(batch, images, targets)
+            self.task.set_step(self.epoch, batch)  # what was drawn for the picture is drawn again
+        set_seed(mix_seeds(args.seed, args.rank, self.epoch, batch))  # of dropout and the like
+
+    def _save_images(self, batch: int, images: torch.Tensor, targets: torch.Tensor) -> None:
+        plan = MixPlan(torch.arange(len(images)))
+        if self.mixer is not None:
+            drawn = self.mixer.plan(len(images))
+            images, targets = self.mixer.apply(images, targets, drawn)
+            plan = drawn if isinstance(drawn, MixPlan) else MixPlan(torch.arange(len(images)))
+        save_batch(
+            images, targets, plan, self.class_names, self.data_config['mean'], self.data_config['std'],
+            self.folder / f'train-batch-{self.epoch}-{batch}.jpg')
+
+    def _after_update(self, done: int, averages: Averages, check: Callable[[], None]) -> None:
+        """Save what could be lost: now and then, and before the run is left."""
+        interval = self.args.recovery_interval
+        leaves = self.stop.requested()
+        if leaves or (interval and done < self.num_batches and done % interval < self.args.grad_accum_steps):
+            check()
+            self._save_recovery(done, averages)
+        if leaves:
+            raise StopTraining
+
+    def _save_recovery(self, done: int, averages: Averages) -> None:
+        state = averages.state_dict(self.args.distributed)
+        if self.is_primary:
+            mixer = {} if self.mixer is None else self.mixer.state_dict()
+            self.saver.progress = {'scheduler': scheduler_state(self.scheduler), 'averages': state, 'mixer': mixer}
+            self.saver.save_recovery(self.epoch, done)
+
+    def _leave(self) -> None:
+        received = self.stop.received
+        if self.is_primary:
+            self.tracker.close()
+            _logger.warning(
+                f'Stopped by {received.name if received else "another process"}; the state is saved, go on by: '
+                f'train.py --resume {self.folder}')
+        sys.exit(128 + (received or 15))
+
+    def _agree(self, value: bool) -> bool:
+        """What the first process says, in all of them."""
+        if not self.args.distributed:
+            return value
+        flag = torch.tensor(int(value), device=self.device)
+        torch.distributed.broadcast(flag, src=0)
+        return bool(flag)
+
+    def _create_loaders(self) -> tuple[MultiLabelLoader, MultiLabelLoader]:
+        args = self.args
+        common = {
+            'input_size': self.data_config['input_size'],
+            'mean': self.data_config['mean'],
+            'std': self.data_config['std'],
+            'num_workers': args.workers,
+            'pin_memory': args.pin_mem,
+            'img_dtype': self.dtype,
+            'device': self.device,
+            'use_prefetcher': not args.no_prefetcher,
+            'decoder': args.decoder,
+            'seed': args.seed,
+        }
+        interpolation = args.train_interpolation
+        if args.no_aug or not interpolation:
+            interpolation = self.data_config['interpolation']
+        try:
+            train_loader = create_loader(
+                self.train_set, batch_size=args.batch_size, is_training=True, no_aug=args.no_aug, re_prob=args.reprob,
+                re_mode=args.remode, re_count=args.recount, re_split=args.resplit,
+                num_aug_repeats=int(args.aug_repeats), batch_copies=args.batch_augment,
+                train_crop_mode=args.train_crop_mode, scale=args.scale, ratio=args.ratio, hflip=args.hflip,
+                vflip=args.vflip, color_jitter=args.color_jitter, color_jitter_prob=args.color_jitter_prob,
+                grayscale_prob=args.grayscale_prob, gaussian_blur_prob=args.gaussian_blur_prob, auto_augment=args.aa,
+                interpolation=interpolation, on_bad_image=args.on_bad_image, **common)
+        except AssertionError as error:  # what timm raises at a policy
+            raise ValueError(f"Expected a policy of timm for --aa, but got '{args.aa}': {error}") from error
+        val_loader = create_loader(
+            self.val_set, batch_size=self._val_batch_size, interpolation=self.data_config['interpolation'],
+            crop_pct=self.data_config['crop_pct'], crop_mode=self.data_config['crop_mode'], **common)
+        return train_loader, val_loader
+
+    def _resume(
+            self,
+            checkpoint: Optional[Path],
+            updates_per_epoch: int,
+    ) -> tuple[int, int, Optional[dict[str, Any]]]:
+        """Be as the run was; returns epoch and batch to begin with, and the sums over the batches before."""
+        args, state = self.args, self.resumed
+        epoch, batch, averages = args.start_epoch or 0, 0, None
+        if state is not None:
+            check_same_model(state, self.info, checkpoint)
+            load_weights(self.task.get_eval_model(), state['state_dict'], checkpoint)
+            if args.model_ema:
+                ema = state.get('state_dict_ema', state['state_dict'])
+                load_weights(self.task.get_eval_model(ema=True), ema, checkpoint)
+            if not args.no_resume_opt and 'optimizer' in state:
+                ours = state.get('timm_splicemix', {})
+                load_optimizer(self.optimizer, state['optimizer'], checkpoint)
+                if self.scaler is not None and self.scaler.state_dict_key in state:
+                    self.scaler.load_state_dict(state[self.scaler.state_dict_key])
+                progress = ours.get('progress', {})
+                load_scheduler_state(self.scheduler, progress.get('scheduler', {}))
+                if args.start_epoch is None:
+                    epoch = state.get('epoch', -1) + 1
+                    batch, averages = ours.get('next_batch', 0), progress.get('averages')
+                    if self.mixer is not None and progress.get('mixer'):
+                        self.mixer.load_state_dict(progress['mixer'])
+            if averages is not None and not self.is_primary:
+                averages = {'sums': dict.fromkeys(averages['sums'], 0.), 'count': 0}  # the first one has all of them
+            _logger.info(f'Goes on from {checkpoint}, at batch {batch} of epoch {epoch}.')
+        if self.scheduler is not None and (epoch or batch) and not hasattr(self.scheduler, 'lr_scheduler'):
+            self.scheduler.step(epoch)
+            self.scheduler.step_update(epoch * updates_per_epoch + math.ceil(batch / args.grad_accum_steps))
+        return epoch, batch, averages
+
+    def _open_folder(self, settings: dict[str, Any], checkpoint: Optional[Path]) -> None:
+        args = self.args
+        self.folder = output_folder(args, checkpoint, self.data_config['input_size'])
+        lists = {'args.yaml': dump_args(argparse.Namespace(**settings)),
+                 'environment.yaml': yaml.safe_dump(describe_machine(__version__), sort_keys=False)}
+        if self.class_names:
+            lists['classes.txt'] = ''.join(f'{name}\n' for name in self.class_names)
+        try:
+            for name, text in lists.items():
+                with written_whole(self.folder / name) as temporary:
+                    temporary.write_text(text, encoding='utf-8')
+        except OSError as error:
+            raise OSError(f'Expected a folder to write to for --output, but got {self.folder}: {error}') from error
+        self.saver = RunSaver(
+            self.task, self.optimizer, self.folder, self.info, settings, self.scaler,
+            decreasing='loss' in args.eval_metric, max_history=args.checkpoint_hist)
+        if self.resumed is not None and self.start_epoch and checkpoint.parent.resolve() == self.folder.resolve():
+            self.saver.restore(self.resumed, checkpoint)
+        wandb = None
+        if args.log_wandb:
+            resume = {'id': args.wandb_resume_id, 'resume': 'must'} if args.wandb_resume_id else {}
+            wandb = {'project': args.wandb_project, 'name': self.folder.name, 'tags': args.wandb_tags, **resume}
+        self.tracker = Tracker(self.folder, self.start_epoch, settings, args.log_tensorboard, wandb)
+        _logger.info(f'Writes to {self.folder}.')
+
+    def _tell_results(self) -> None:
+        best = self.folder / 'model_best.pth.tar'
+        if self.saver.best_epoch is not None:
+            _logger.info(f'\nBest epoch {self.saver.best_epoch}:')
+            rows = {int(row['epoch']): row for row in read_summary(self.tracker.summary)}
+            _logger.info(format_metrics(rows.get(self.saver.best_epoch, {})))
+        _logger.info(f'\nCheckpoint  {best}\nCurves      {self.folder / "curves.png"}')
+        data = f'--data-dir {self.args.data_dir} ' if self.args.data_dir else ''
+        dataset = f'--dataset {self.args.dataset} ' if self.args.dataset else ''
+        _logger.info(f'Validate    python validate.py {data}{dataset}--checkpoint {best}')
+
+
+def create_datasets(args: argparse.Namespace) -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
+    """ The training and the validation set.
+
+    Args:
+        args: Flags.
+    """
+    channels = args.input_size[0] if args.input_size else args.in_chans or 3
+    options = {'input_img_mode': args.input_img_mode or ('L' if channels == 1 else 'RGB')}
+    check_image_mode(options['input_img_mode'], channels)
+    if args.dataset_trust_remote_code:
+        options['trust_remote_code'] = True
+    if args.dataset.startswith(('tfds/', 'wds/', 'hfids/')):
+        options['seed'] = args.seed
+    sets = []
+    for is_training, split, number in (
+            (True, args.train_split, args.train_num_samples), (False, args.val_split, args.val_num_samples)):
+        repeats = args.epoch_repeats if is_training and args.epoch_repeats else None
+        sets.append(create_dataset(
+            **dataset_kwargs(args, is_training), split=split, num_samples=number, repeats=repeats, **options))
+    check_same_classes(*sets)
+    return sets[0], sets[1]
+
+
+def check_image_mode(mode: str, channels: int) -> None:
+    """ Refuse to read images in a mode of other channels than the model takes.
+
+    Args:
+        mode: Mode of Pillow's.
+        channels: Number of channels.
+    """
+    try:
+        bands = ImageMode.getmode(mode).bands
+    except KeyError:
+        raise ValueError(
+            f"Expected a mode of Pillow's for --input-img-mode, such as RGB or L, but got '{mode}'.") from None
+    if len(bands) != channels:
+        raise ValueError(
+            f'Expected images of {channels} channels (--in-chans), but got {len(bands)} in mode {mode}: set '
+            '--input-img-mode, such as L for 1, RGB for 3 or RGBA for 4.')
+
+
+def count_classes(args: argparse.Namespace, dataset: torch.utils.data.Dataset) -> Optional[int]:
+    """ Number of classes, as the data set has it; None if only the model knows.
+
+    Args:
+        args: Flags.
+        dataset: Training set.
+    """
+    found = getattr(dataset, 'num_classes', None)
+    if found is not None and args.num_classes not in (None, found):
+        raise ValueError(
+            f'Expected --num-classes {found}, as the data set has, but got {args.num_classes}: leave it out.')
+    return found or args.num_classes
+
+
+def build_model(args: argparse.Namespace, num_classes: Optional[int]) -> tuple[nn.Module, dict[str, Any]]:
+    """ The model, and the arguments that make it again.
+
+    Args:
+        args: Flags.
+        num_classes: Number of classes, None for the model's own.
+    """
+    size = tuple(args.input_size[1:]) if args.input_size else args.img_size and (args.img_size, args.img_size)
+    in_chans = args.input_size[0] if args.input_size else args.in_chans or 3
+    kwargs = {'in_chans': in_chans, 'num_classes': num_classes, 'global_pool': args.gp, **args.model_kwargs}
+    cfg = get_pretrained_cfg(args.model)
+    if size and cfg is not None and cfg.fixed_input_size and size != tuple(cfg.input_size[1:]):
+        kwargs.setdefault('img_size', size)
+    weights = {}
+    if args.pretrained_path:  # without its classifier, whatever that was for
+        weights['pretrained_cfg_overlay'] = {'file': args.pretrained_path, 'num_classes': -1}
+    try:
+        model = create_model(
+            args.model, pretrained=args.pretrained, drop_rate=args.drop, drop_path_rate=args.drop_path,
+            drop_block_rate=args.drop_block, bn_momentum=args.bn_momentum, bn_eps=args.bn_eps,
+            checkpoint_path=args.initial_checkpoint, **weights, **kwargs)
+    except (AssertionError, FileNotFoundError, RuntimeError, TypeError) as error:  # what timm raises at a user
+        raise ValueError(f"Expected model '{args.model}' to take the flags, but got: {error or repr(error)}") from error
+    if num_classes not in (None, model.num_classes):
+        raise ValueError(f'Expected a model of {num_classes} classes, but got one of {model.num_classes}.')
+    kwargs.update(num_classes=model.num_classes)
+    return model, {name: value for name, value in kwargs.items() if value is not None}
+
+
+def resolve_images(args: argparse.Namespace, model: nn.Module, in_chans: int) -> dict[str, Any]:
+    """ Size, normalisation, interpolation and crop of images, by the flags or as the model has them.
+
+    Args:
+        args: Flags.
+        model: The model.
+        in_chans: Number of channels.
+    """
+    for name in ('mean', 'std'):
+        values = getattr(args, name)
+        if values is not None and len(values) not in (1, in_chans):
+            raise ValueError(f'Expected one --{name} or {in_chans}, one for each channel, but got {len(values)}.')
+    config = resolve_data_config({**vars(args), 'in_chans': in_chans}, model=model)
+    config['input_size'] = (in_chans, *config['input_size'][1:])
+    for name in ('mean', 'std'):
+        if len(config[name]) != in_chans:  # the model's own are for colours
+            config[name] = (sum(config[name]) / len(config[name]),) * in_chans
+    return config
+
+
+def checkpoint_gradients(model: nn.Module) -> None:
+    """ Let a model compute activations again in the backward pass, if it can.
+
+    Args:
+        model: The model.
+    """
+    try:
+        model.set_grad_checkpointing(enable=True)
+    except (AssertionError, AttributeError) as error:
+        raise ValueError(
+            f'Expected a model that can do --grad-checkpointing, but got {type(model).__name__}.') from error
+
+
+def start_classifier(model: nn.Module, args: argparse.Namespace, dataset: Optional[MultiLabelDataset]) -> None:
+    """ Give a new classifier small logits that are right on average.
+
+    Args:
+        model: The model.
+        args: Flags.
+        dataset: Training set if it is multi-label, else None.
+    """
+    cfg_classes = getattr(model, 'pretrained_cfg', {}).get('num_classes')
+    is_new = not args.initial_checkpoint and not (args.pretrained and cfg_classes == model.num_classes)
+    targets = getattr(dataset, 'targets', None)
+    std, scale, bias = args.head_init_std, args.head_init_scale, args.head_init_bias
+    if dataset is not None and is_new and scale is None and std is None:
+        std = 0.01
+        if bias is None:
+            bias = -2.5 if targets is None else mean_prior_bias(targets)
+    if bias == 'prior':
+        if targets is None:
+            raise ValueError('Expected a multi-label data set that knows all its labels for --head-init-bias prior.')
+        bias = prior_bias(targets)
+    init_classifier(model, std=std, scale=scale, bias=bias)
+
+
+def check_image_size(model: nn.Module, input_size: tuple[int, int, int]) -> None:
+    """ Refuse a size that the model can't take, before anything is trained.
+
+    Args:
+        model: The model, on the CPU.
+        input_size: (C, H, W).
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            model(torch.zeros(1, *input_size))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise ValueError(
+            f'Expected an image size that {type(model).__name__} takes, but got {input_size[1]} x {input_size[2]} with '
+            f'{input_size[0]} channels: {reason}') from error
+    finally:
+        model.train(was_training)
+
+
+def freeze_modules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
+    """ Freeze parts of a model by their names; returns them, as their statistics have to be kept too.
+
+    Args:
+        model: The model.
+        names: Names of modules.
+    """
+    known = dict(model.named_modules())
+    for name in names:
+        if name not in known or not name:
+            children = ', '.join(child for child, _ in model.named_children())
+            raise ValueError(f"Expected --freeze to name modules of the model, such as {children}, but got '{name}'.")
+    if names:
+        freeze(model, list(names), include_bn_running_stats=False)
+    return [known[name] for name in names]
+
+
+def set_training(task: SpliceMixTask, frozen: Sequence[nn.Module], keep_statistics: bool) -> None:
+    """ Go to training mode, apart from what is frozen.
+
+    Args:
+        task: The task.
+        frozen: Modules that stay in evaluation mode.
+        keep_statistics: Whether every BatchNorm keeps its statistics.
+    """
+    task.train()
+    for module in frozen:
+        module.eval()
+    if keep_statistics:
+        freeze_batch_norm(task.get_trainable_module())
+
+
+def create_criterion(
+        args: argparse.Namespace,
+        multi_label: bool,
+        num_classes: int,
+        dataset: torch.utils.data.Dataset,
+) -> nn.Module:
+    """ The loss that the flags name.
+
+    Args:
+        args: Flags.
+        multi_label: Whether an image has any number of classes.
+        num_classes: Number of classes.
+        dataset: Training set.
+    """
+    if uses_softmax(args, multi_label):
+        return UnionCrossEntropy(args.smoothing)
+    name = args.loss or 'bce'
+    kwargs = loss_kwargs(args, name)
+    if name == 'bce':
+        kwargs.update(
+            smoothing=args.smoothing, target_threshold=args.bce_target_thresh, pos_weight=args.bce_pos_weight,
+            sum_classes=args.bce_sum)
+    if args.class_weights == 'auto':
+        if getattr(dataset, 'targets', None) is None:
+            raise ValueError('Expected a multi-label data set that knows all its labels for --class-weights auto.')
+        kwargs['pos_weight'] = positive_weights(dataset.targets)
+    return create_loss(name, num_classes, **kwargs)
+
+
+def check_same_model(state: dict[str, Any], info: CheckpointInfo, path: Path) -> None:
+    """ Refuse to go on from a checkpoint of another model or other classes.
+
+    Args:
+        state: What `read_checkpoint` returned.
+        info: The model of this run.
+        path: Where the checkpoint is.
+    """
+    if 'arch' in state and state['arch'] != info.model_name:
+        raise ValueError(f"Expected a checkpoint of {info.model_name}, but got {path} of {state['arch']}.")
+    saved = state.get('timm_splicemix', {}).get('info', {})
+    names = saved.get('class_names')
+    if names and info.class_names and list(names) != list(info.class_names):
+        raise ValueError(
+            f'Expected a checkpoint with the classes of the data set ({len(info.class_names)}), but got {path} with '
+            f'{len(names)} others.')
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path) -> None:
+    """ Load the state of an optimizer, or say how to do without.
+
+    Args:
+        optimizer: The optimizer.
+        state: Its state.
+        path: Where it comes from.
+    """
+    try:
+        optimizer.load_state_dict(state)
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f'Expected the state of the same optimizer in {path}, but got: {error}; use --no-resume-opt to start it '
+            'anew.') from error
+
+
+def output_folder(args: argparse.Namespace, checkpoint: Optional[Path], input_size: Sequence[int]) -> Path:
+    """ Folder of the run: a new one, or that of the checkpoint if the run goes on and nothing else is said.
+
+    Args:
+        args: Flags.
+        checkpoint: Where the run goes on from.
+        input_size: (C, H, W).
+    """
+    if checkpoint is not None and not args.output and not args.experiment:
+        return checkpoint.parent
+    model = args.model.replace('/', '_').replace(':', '_')
+    name = args.experiment or f'{datetime.now():%Y%m%d-%H%M%S}-{model}-{input_size[-1]}'
+    return Path(args.output or 'output/train') / name
+
+
+if __name__ == '__main__':
+    main()
