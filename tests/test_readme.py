@@ -5,7 +5,7 @@ import shlex
 import sys
 
 import pytest
-from PIL import Image, ImageChops, ImageStat
+from PIL import Image
 
 import timm_splicemix as tsm
 from tests.conftest import REPOSITORY
@@ -17,6 +17,7 @@ from timm_splicemix.data.shapes_scene import CLASS_NAMES
 TEXTS = {path.name: path.read_text(encoding='utf-8') for path in (
     REPOSITORY / 'README.md', *sorted((REPOSITORY / 'docs').glob('*.md')))}
 PICTURE = 'docs/splicemix.png'
+SCRIPTS = ('train.py', 'validate.py')
 README, DATA = TEXTS['README.md'], TEXTS['data.md']
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.MULTILINE | re.DOTALL)
 BLOCKS = [(name, *block) for name, text in TEXTS.items() for block in BLOCK.findall(text)]
@@ -55,26 +56,13 @@ def test_the_block_runs(run, folder, name, language, title, code):
             dry = run('make', '--dry-run', 'test')
             assert dry.returncode == 0 and 'pytest' in dry.stdout
             continue
-        if command[0] == 'make':
-            check_make(run, folder, command)
+        if command == ['make', 'quickstart']:  # see test_quickstart.py
             continue
+        command = [str(REPOSITORY / part) if part in SCRIPTS else part for part in command]
         if command[0] == 'torchrun':
             command.insert(1, '--standalone')
         done = run(*command, cwd=folder)
         assert done.returncode == 0, done.stderr
-
-
-def check_make(run, folder, command):
-    """Run a make target in the environment of the tests instead of setting up another."""
-    done = run(
-        *command, '--old-file', f'{sys.prefix}/.timm-splicemix-installed', VENV=sys.prefix,
-        QUICKSTART_DIR=str(folder / 'quickstart'))
-    assert done.returncode == 0, done.stderr
-    drawn, shown = (
-        Image.open(path).convert('RGB') for path in (folder / 'quickstart' / 'preview.png', REPOSITORY / PICTURE))
-    assert drawn.size == shown.size
-    difference = ImageStat.Stat(ImageChops.difference(drawn, shown)).mean
-    assert max(difference) < 1.  # fonts and JPEG may differ a little from version to version
 
 
 def check_csv(folder, code):

@@ -54,7 +54,8 @@ def _stack(images: list[Union[np.ndarray, torch.Tensor]]) -> torch.Tensor:
 
 def _stack_contiguous(images: list[torch.Tensor]) -> torch.Tensor:
     alike = all((image.shape, image.dtype) == (images[0].shape, images[0].dtype) for image in images)
-    if get_worker_info() is None or not hasattr(os, 'memfd_create') or not alike:
+    able = hasattr(os, 'memfd_create') and hasattr(torch.UntypedStorage, '_new_shared_fd_cpu')
+    if get_worker_info() is None or not able or not alike:
         return default_collate(images)  # which refuses images that differ
     # Written like a file, shared memory need be neither cleared before nor mapped page by page, as in default_collate.
     # That saves a worker a tenth of its time, and is independent of the size of /dev/shm.
