@@ -128,7 +128,7 @@ def test_the_last_update_of_an_epoch_may_have_fewer_batches():
     grads = []
     optimizer.register_step_pre_hook(
         lambda *_: grads.append(task.get_eval_model()[3].bias.grad.clone()))
-    train(task, optimizer=optimizer, step=step, after_update=lambda done, _: gathered.append(done))
+    train(task, optimizer=optimizer, step=step, after_update=lambda done, *_: gathered.append(done))
     assert gathered == [4, 6]
     loader = make_loader()
     batches = list(loader)[4:]  # with a rate of 0 all gradients are those of the first weights
@@ -173,7 +173,7 @@ def test_gradients_are_clipped(mode, scaled):
     else:  # relative to the norm of each unit's weights, and the classifier is left alone
         unit_norms = moves[0].norm(dim=1), before[0].norm(dim=1)
         assert (unit_norms[0] <= limit * unit_norms[1] * 1.001).all()
-        assert moves[2].norm(dim=1).max() > limit * before[2].norm(dim=1).max()
+        assert moves[2].norm() > 10 * limit * before[2].norm()
 
 
 def test_without_a_limit_gradients_are_left_alone():
@@ -246,7 +246,7 @@ def test_an_epoch_continues_where_it_was_left():
     whole, losses = run(task, optimizer), []
     expected = weights(task)
 
-    def leave(done, averages):
+    def leave(done, averages, check):
         losses.append(averages.state_dict())
         if done == 4:
             raise StopTraining
@@ -262,6 +262,19 @@ def test_an_epoch_continues_where_it_was_left():
     assert losses[-1]['count'] == 16
     assert run(again, new_optimizer, start_batch=4, averages=averages) == whole
     assert torch.equal(weights(again), expected)
+
+
+def test_alternate_batches_are_trained_one_after_the_other():
+    model = make_model()
+    sizes = []
+    model.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    task = make_task(SpliceMix('2x2', ratio=0.5, batch='alternate'), model=model)
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
+    updates = []
+    optimizer.register_step_pre_hook(lambda *_: updates.append(len(sizes)))
+    train(task, num_batches=2, optimizer=optimizer)
+    assert sizes == [4, 2, 4, 2]
+    assert updates == [1, 2, 3, 4]
 
 
 def test_an_epoch_that_is_done_has_nothing_left():
@@ -332,7 +345,7 @@ def test_a_loss_that_is_not_finite_names_the_batch_and_its_files(value):
 
     saved = []
     with raises_error('batch 3 of the epoch') as error:
-        train(make_task(criterion=criterion), loader, after_update=lambda done, _: saved.append(done))
+        train(make_task(criterion=criterion), loader, after_update=lambda done, *_: saved.append(done))
     assert ', '.join(f'{index}.jpg' for index in bad) in str(error.value)
     assert 'lower --lr' in str(error.value)
     assert saved == [1, 2, 3]  # nothing is saved from then on
@@ -346,11 +359,11 @@ def test_on_a_gpu_the_first_bad_batch_is_found_later():
         check.look()
 
 
-def test_averages_are_not_saved_after_a_loss_that_is_not_finite(monkeypatch):
+def test_one_who_saves_can_look_at_the_flag_before(monkeypatch):
     monkeypatch.setattr(engine._FiniteCheck, 'add', add_without_looking)
     task = make_task(criterion=lambda logits, targets: BCE(logits, targets) * float('nan'))
     with raises_error('in batch 0 of the epoch'):
-        train(task, after_update=lambda done, averages: averages.state_dict())
+        train(task, after_update=lambda done, averages, check: check())
 
 
 def add_without_looking(check, batch, loss, filenames, add=engine._FiniteCheck.add):

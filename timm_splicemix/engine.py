@@ -60,7 +60,9 @@ class Step:
         """
         images = images.to(self.device, self.image_dtype, non_blocking=True)
         targets = targets.to(self.device, non_blocking=True)
-        return (images.contiguous(memory_format=torch.channels_last) if self.channels_last else images), targets
+        # Decoders may give either.
+        memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
+        return images.contiguous(memory_format=memory_format), targets
 
     def backward(self, task: TrainingTask, optimizer: torch.optim.Optimizer, loss: torch.Tensor, update: bool) -> None:
         """ Add the gradients of a loss, and update the weights with them if it is time.
@@ -96,7 +98,6 @@ class Averages:
         self.dtype = torch.float32 if device.type == 'mps' else torch.float64
         self.sums: dict[str, torch.Tensor] = {}
         self.count = 0
-        self.before_saving: Optional[Callable[[], None]] = None  # raises an error if this state is not to be saved
 
     def update(self, values: dict[str, torch.Tensor], count: int) -> None:
         """ Add the means over some images.
@@ -117,8 +118,6 @@ class Averages:
         Args:
             distributed: Take those of all processes together; all must call this.
         """
-        if self.before_saving is not None:
-            self.before_saving()
         *sums, count = self._totals(distributed)
         return {'sums': dict(zip(self.sums, sums)), 'count': round(count)}
 
@@ -239,7 +238,6 @@ def train_one_epoch(
     """
     averages = Averages(step.device) if averages is None else averages
     check = _FiniteCheck(step.device)
-    averages.before_saving = check.look
     updates_per_epoch = math.ceil(num_batches / step.accumulate)
     progress = _Progress(f'Train {epoch}', num_batches, start_batch, log_interval * step.accumulate, is_primary)
     optimizer.zero_grad(set_to_none=True)
