@@ -43,6 +43,7 @@ bench: $(INSTALLED)  ## run all benchmarks; one that misses its ratio says so an
 	-$(BIN)/python benchmarks/mixer.py --channels-last --at-least 1
 	-$(BIN)/python benchmarks/loader.py
 	-$(BIN)/python benchmarks/metrics.py
+	-$(BIN)/python benchmarks/step.py
 
 clean:  ## remove the virtual environment and everything generated
 	rm -rf $(VENV) output build dist *.egg-info

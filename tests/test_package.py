@@ -10,12 +10,17 @@ import pytest
 import timm_splicemix as tsm
 
 PACKAGE = Path(tsm.__file__).parent
-ROOMS = {'mix', 'models', 'loss', 'task', 'data', 'metrics', 'engine', 'args', 'report', 'analysis'}
+ROOMS = {
+    'mix', 'models', 'loss', 'task', 'data', 'metrics', 'engine', 'args', 'report', 'analysis', 'optim', 'checkpoint',
+    'machine', 'stopping', 'tracking', 'inference', 'export', 'results', 'thresholds'}
 COMMANDS = {'train', 'validate', 'predict', 'preview', 'data.stats', 'data.check'}
 # Rooms that each room may import; a room that is not named may import all but commands.
 MAY_IMPORT = {
     'mix': set(), 'loss': set(), 'metrics': set(), 'models': set(), 'data': set(),
-    'task': {'mix', 'loss', 'models'}, 'engine': {'metrics'},
+    'task': {'mix', 'loss', 'models'}, 'engine': {'metrics'}, 'optim': {'models'},
+    'checkpoint': {'models', 'report'}, 'tracking': {'report'}, 'machine': set(), 'stopping': set(),
+    'results': {'metrics', 'report'}, 'thresholds': {'metrics', 'report'}, 'export': {'checkpoint', 'models', 'report'},
+    'inference': {'checkpoint', 'engine', 'export', 'metrics', 'models'},
 }
 TORCH_ONLY = {'mix', 'loss', 'metrics'}
 

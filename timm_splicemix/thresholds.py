@@ -1,0 +1,167 @@
+""" A threshold for each class: tuned on images that nothing else is measured on, and written down with their origin """
+import json
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Optional, Sequence, Union
+
+import torch
+
+from .metrics import Preset, multilabel_metrics
+from .report import written_whole
+
+_logger = logging.getLogger(__name__)
+
+FEW = 10  # positives below which a threshold is mostly chance
+_LARGEST = 30.  # logit whose probability is still less than 1
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """ Probabilities from which on classes are predicted, and where they come from.
+
+    Args:
+        values: One for each class.
+        class_names: Names of the classes.
+        dataset: Data set that they were tuned on.
+        split: Its split.
+        num_images: Number of its images.
+        positives: Images that have each class.
+    """
+    values: tuple[float, ...]
+    class_names: tuple[str, ...]
+    dataset: str = ''
+    split: str = ''
+    num_images: int = 0
+    positives: tuple[int, ...] = ()
+
+
+def tune_thresholds(logits: torch.Tensor, targets: torch.Tensor, preset: Preset) -> torch.Tensor:
+    """ The threshold of each class that gives its highest F1, half-way between two logits.
+
+    Args:
+        logits: (N, classes).
+        targets: (N, classes), 1, 0, or -1 for unknown.
+        preset: Says what unknown targets are, and the threshold of a class without positives.
+
+    Returns:
+        (classes,) probabilities, float64.
+    """
+    default = preset.threshold
+    values = []
+    for index, (scores, labels) in enumerate(zip(logits.double().t(), targets.t())):
+        if preset.unknown == 'ignore':
+            scores, labels = scores[labels >= 0], labels[labels >= 0]
+        positive = labels == 1
+        if not positive.any():
+            values.append(default[index] if isinstance(default, tuple) else default)
+            continue
+        scores, order = scores.sort(descending=True)
+        true = positive[order].cumsum(dim=0)
+        number = torch.arange(1, len(scores) + 1)
+        f1 = 2 * true / (number + positive.sum())
+        last = torch.ones_like(positive)  # equal scores share one threshold
+        last[:-1] = scores[:-1] > scores[1:]
+        best = int(f1.masked_fill(~last, -1).argmax())
+        below = scores[best + 1] if best + 1 < len(scores) else scores[best] - 1
+        values.append(float(((scores[best] + below) / 2).clamp(-_LARGEST, _LARGEST).sigmoid()))
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def describe_tuning(
+        tuned_on: tuple[torch.Tensor, torch.Tensor],
+        scored_on: tuple[torch.Tensor, torch.Tensor],
+        thresholds: Thresholds,
+        preset: Preset,
+) -> str:
+    """ What thresholds gain where they were tuned and where they are scored: the difference is overfitting.
+
+    Args:
+        tuned_on: Logits and targets that they were tuned on.
+        scored_on: Logits and targets of other images.
+        thresholds: The thresholds.
+        preset: Definition of the metrics, with the threshold that they replace.
+    """
+    tuned = replace(preset, threshold=thresholds.values)
+    lines = [f'{"":<18}{"CF1 before":>12}{"tuned":>9}{"gain":>8}{"OF1 before":>14}{"tuned":>9}{"gain":>8}']
+    gains = []
+    for title, (logits, targets) in (('tuning split', tuned_on), ('evaluated split', scored_on)):
+        before, after = (multilabel_metrics(logits, targets, None, which) for which in (preset, tuned))
+        gains.append(after['CF1'] - before['CF1'])
+        lines.append(f'{title:<18}' + ''.join(
+            f'{before[name]:>{width}.2f}{after[name]:>9.2f}{after[name] - before[name]:>+8.2f}'
+            for name, width in (('CF1', 12), ('OF1', 14))))
+    lines.append(
+        f'{max(0., gains[0] - gains[1]):.2f} of the {gains[0]:.2f} points of CF1 gained on the tuning split are '
+        'overfitting: report the evaluated split alone.')
+    few = [name for name, number in zip(thresholds.class_names, thresholds.positives) if number < FEW]
+    if few:
+        lines.append(f'Thresholds of fewer than {FEW} positives are mostly chance: {", ".join(few)}.')
+    return '\n'.join(lines)
+
+
+def save_thresholds(thresholds: Thresholds, path: Union[str, Path]) -> None:
+    """Write thresholds.json."""
+    positives = thresholds.positives or (None,) * len(thresholds.values)
+    content = {
+        'dataset': thresholds.dataset,
+        'split': thresholds.split,
+        'num_images': thresholds.num_images,
+        'maximises': 'F1 of each class',
+        'classes': [
+            {'name': name, 'threshold': value, 'positives': number}
+            for name, value, number in zip(thresholds.class_names, thresholds.values, positives)],
+    }
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
+
+
+def load_thresholds(path: Union[str, Path], class_names: Optional[Sequence[str]]) -> Thresholds:
+    """ Read thresholds.json.
+
+    Args:
+        path: The file.
+        class_names: Classes of the model, which the file must have in any order; None to take those of the file.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding='utf-8'))
+        classes = {entry['name']: entry for entry in content['classes']}
+        values = {name: float(entry['threshold']) for name, entry in classes.items()}
+        origin = {name: content[name] for name in ('dataset', 'split', 'num_images')}
+        positives = {name: entry['positives'] for name, entry in classes.items()}
+    except OSError as error:
+        raise ValueError(
+            f"Expected --thresholds to be a probability, a file that 'tune' wrote, or tune, but got {path}: "
+            f'{error.strerror}.') from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"Expected a file of --thresholds tune, but got {path}, which isn't: {error!r}") from error
+    class_names = tuple(values if class_names is None else class_names)
+    if set(class_names) != set(values):
+        name = sorted(set(class_names) ^ set(values))[0]
+        raise ValueError(
+            f'Expected thresholds of the {len(class_names)} classes of the model, but got {len(values)} in {path}, '
+            f"with '{name}' in one of them only: tune anew.")
+    return Thresholds(
+        tuple(values[name] for name in class_names), class_names,
+        positives=tuple(positives[name] for name in class_names), **origin)
+
+
+def parse_thresholds(text: Optional[str], class_names: Optional[Sequence[str]]) -> Any:
+    """ What --thresholds means, apart from 'tune'.
+
+    Args:
+        text: A probability, or a file that `save_thresholds` wrote; None for none.
+        class_names: Classes of the model.
+
+    Returns:
+        A probability, `Thresholds`, or None.
+    """
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return load_thresholds(text, class_names)
+    if not 0 <= value <= 1:
+        raise ValueError(f'Expected --thresholds to be a probability from 0 to 1, but got {text}.')
+    return value
