@@ -239,3 +239,10 @@ def test_a_signal_to_the_script_saves_before_it_leaves(data, tmp_path):
     assert process.returncode == 130, text
     assert 'Stopped by SIGINT' in text and '--resume' in text
     assert len(list((tmp_path / 'run').glob('recovery-*.pth.tar'))) == 1
+
+
+def test_a_run_may_go_on_with_a_new_optimizer(data, tmp_path):
+    folder = train(data, tmp_path, '--epochs', '1')
+    train(data, tmp_path, '--epochs', '2', '--opt', 'adamw', '--lr', '1e-3', '--resume', folder, '--no-resume-opt')
+    assert [row['epoch'] for row in summary(folder)] == ['0', '1']
+    assert 'exp_avg' in next(iter(read_checkpoint(folder / 'last.pth.tar')['optimizer']['state'].values()))

@@ -39,6 +39,8 @@ def refusal(capsys, *flags):
     (['--splicemix-cl'], '--splicemix-grids'),
     (['--splicemix-grids', '2x2', '--splicemix-cl', '--splicemix-batch', 'fixed'], '--splicemix-batch append'),
     (['--splicemix-grids', '2by2'], '2by2'),
+    (['--mixup-prob', '0.5'], '--mixup or --cutmix.* with --mixup-prob'),
+    (['--cooldown-epochs', '2', '--sched', 'step'], '--sched cosine'),
     (['--splicemix-cl-no-detach'], '--splicemix-cl'),
     (['--model', 'pit_ti_224', '--img-size', '224', '--gp', 'max'], 'pit_ti_224.*'),
     (['--model', 'pit_ti_224', '--img-size', '224', '--splicemix-grids', '2x2', '--splicemix-cl'], 'feature map'),

@@ -369,18 +369,18 @@ class Run:
             if args.model_ema:
                 ema = state.get('state_dict_ema', state['state_dict'])
                 load_weights(self.task.get_eval_model(ema=True), ema, checkpoint)
+            ours = state.get('timm_splicemix', {})
+            progress = ours.get('progress', {})
             if not args.no_resume_opt and 'optimizer' in state:
-                ours = state.get('timm_splicemix', {})
                 load_optimizer(self.optimizer, state['optimizer'], checkpoint)
                 if self.scaler is not None and self.scaler.state_dict_key in state:
                     self.scaler.load_state_dict(state[self.scaler.state_dict_key])
-                progress = ours.get('progress', {})
                 load_scheduler_state(self.scheduler, progress.get('scheduler', {}))
-                if args.start_epoch is None:
-                    epoch = state.get('epoch', -1) + 1
-                    batch, averages = ours.get('next_batch', 0), progress.get('averages')
-                    if self.mixer is not None and progress.get('mixer'):
-                        self.mixer.load_state_dict(progress['mixer'])
+            if args.start_epoch is None:
+                epoch = state.get('epoch', -1) + (state.get('version', 2) > 1)  # timm's oldest were one ahead
+                batch, averages = ours.get('next_batch', 0), progress.get('averages')
+                if self.mixer is not None and progress.get('mixer'):
+                    self.mixer.load_state_dict(progress['mixer'])
             if averages is not None and not self.is_primary:
                 averages = {'sums': dict.fromkeys(averages['sums'], 0.), 'count': 0}  # the first one has all of them
             _logger.info(f'Goes on from {checkpoint}, at batch {batch} of epoch {epoch}.')
@@ -518,10 +518,6 @@ def resolve_images(args: argparse.Namespace, model: nn.Module, in_chans: int) ->
         model: The model.
         in_chans: Number of channels.
     """
-    for name in ('mean', 'std'):
-        values = getattr(args, name)
-        if values is not None and len(values) not in (1, in_chans):
-            raise ValueError(f'Expected one --{name} or {in_chans}, one for each channel, but got {len(values)}.')
     config = resolve_data_config({**vars(args), 'in_chans': in_chans}, model=model)
     config['input_size'] = (in_chans, *config['input_size'][1:])
     for name in ('mean', 'std'):

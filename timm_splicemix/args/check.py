@@ -46,6 +46,7 @@ REFUSED = {
     'fuser': 'it sets up TorchScript, which is not used; use --torchcompile',
     'tta': 'evaluation while training sees each image once; use validate.py --tta flip',
     'worker_seeding': 'every sample has a seed of its own, whichever worker reads it',
+    'lr_noise_std': "timm's schedules draw noise of deviation 1 and keep what is below --lr-noise-pct",
 }
 _AT_LEAST_ONE = (
     'batch_size', 'validation_batch_size', 'grad_accum_steps', 'epochs', 'log_interval', 'val_interval',
@@ -87,14 +88,20 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-# Flags that say how something is done, and the one that has it done
+_PAIRS = ('mixup', 'cutmix', 'cutmix_minmax', 'splice_with')
+_MIXERS = (*_PAIRS, 'resizemix', 'recursivemix')
+# Flags that say how something is done, and those of which one has it done
 _NEEDS = {
-    'recursivemix_cl': 'recursivemix',
-    'splice_with_ratio': 'splice_with',
-    'splicemix_cl': 'splicemix_grids',
-    'splicemix_cl_no_detach': 'splicemix_cl',
-    'splicemix_off_epoch': 'splicemix_grids',
-    'torchcompile_mode': 'torchcompile',
+    'mixup_mode': _PAIRS,
+    'mixup_off_epoch': (*_MIXERS, 'splicemix_grids'),
+    'mixup_prob': _MIXERS,
+    'mixup_switch_prob': ('mixup', 'cutmix'),
+    'recursivemix_cl': ('recursivemix',),
+    'splice_with_ratio': ('splice_with',),
+    'splicemix_cl': ('splicemix_grids',),
+    'splicemix_cl_no_detach': ('splicemix_cl',),
+    'splicemix_off_epoch': ('splicemix_grids',),
+    'torchcompile_mode': ('torchcompile',),
 }
 
 
@@ -145,8 +152,13 @@ def refuse_unsupported(args: argparse.Namespace, parser: argparse.ArgumentParser
     if args.drop_connect is not None and args.drop_path is not None:
         raise ValueError('Expected --drop-path or its old name --drop-connect, but got both.')
     for name, needed in _NEEDS.items():
-        if getattr(args, name) != parser.get_default(name) and not getattr(args, needed):
-            raise ValueError(f'Expected {_flag(needed)} with {_flag(name)}, but got none.')
+        if getattr(args, name) != parser.get_default(name) and not any(getattr(args, other) for other in needed):
+            raise ValueError(f'Expected {" or ".join(map(_flag, needed))} with {_flag(name)}, but got none.')
+    if args.cooldown_epochs and args.sched not in ('cosine', 'tanh', 'poly'):
+        raise ValueError(f'Expected --sched cosine, tanh or poly with --cooldown-epochs, but got {args.sched}.')
+    if args.torchcompile and args.torchcompile not in torch.compiler.list_backends(exclude_tags=()):
+        names = ', '.join(torch.compiler.list_backends())
+        raise ValueError(f"Expected --torchcompile to be one of {names}, but got '{args.torchcompile}'.")
     if args.splicemix_batch == 'alternate' and args.grad_accum_steps > 1:
         raise ValueError(
             f'Expected --grad-accum-steps 1 with --splicemix-batch alternate, but got {args.grad_accum_steps}: regular '
@@ -178,6 +190,10 @@ def _check_images(args: argparse.Namespace) -> None:
         values = getattr(args, name)
         if values is not None and (len(values) != 2 or not 0 < values[0] <= values[1]):
             raise ValueError(f'Expected two rising numbers above 0 for {_flag(name)}, but got {values}.')
+    if args.aug_repeats != int(args.aug_repeats):
+        raise ValueError(f'Expected a whole number for --aug-repeats, but got {args.aug_repeats}.')
+    if args.resplit and args.no_prefetcher:
+        raise ValueError('Expected --resplit without --no-prefetcher, but got both: single images have no halves.')
 
 
 def map_defaults(args: argparse.Namespace, given: set[str]) -> None:

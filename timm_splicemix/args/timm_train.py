@@ -161,7 +161,8 @@ def _add_misc_args(parser: argparse.ArgumentParser) -> None:
         '--tta', type=int, default=0, metavar='N',
         help='views of an image that evaluation averages, 0 is one (default: %(default)s)')
     group.add_argument(
-        '--use-multi-epochs-loader', action='store_true', help='keep the workers from epoch to epoch')
+        '--use-multi-epochs-loader', action='store_true',
+        help='keep the workers from epoch to epoch, as is always done here')
     group.add_argument('--log-wandb', action='store_true', help='log to Weights & Biases')
     group.add_argument('--wandb-project', metavar='NAME', help="project there (default: wandb's own)")
     group.add_argument('--wandb-tags', nargs='+', default=[], metavar='TAG', help='tags of the run there')

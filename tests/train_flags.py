@@ -1,0 +1,55 @@
+""" What tests of the flags of train.py share: a run that is not trained yet, and the list of flags shown to work """
+import itertools
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+
+from timm_splicemix.args import map_defaults, parse_with_config, refuse_unsupported
+from timm_splicemix.machine import set_up_device
+from timm_splicemix.train import Run, build_parser
+
+from .runs import TINY
+
+SHOWN: set[str] = set()  # flags that some test shows the effect or the refusal of
+_numbers = itertools.count()
+
+
+def shows(*names: str) -> Callable:
+    """Say which flags a test is about, by their names in the parsed arguments."""
+    unknown = set(names) - {action.dest for action in build_parser()._actions}
+    assert not unknown, unknown
+
+    def note(test: Callable) -> Callable:
+        SHOWN.update(names)
+        return test
+
+    return note
+
+
+def build(data: Path, *flags: Any, given_data: bool = True, before: Callable = lambda args: None) -> Run:
+    """A run as the command makes it, before its first epoch; its folder is beside the data."""
+    where = ['--data-dir', data] if given_data else []
+    argv = [*TINY, *where, '--output', data.parent / 'output', '--experiment', f'run{next(_numbers)}', *flags]
+    parser = build_parser()
+    args, given = parse_with_config(parser, [str(part) for part in argv])
+    refuse_unsupported(args, parser)
+    map_defaults(args, given)
+    settings = dict(vars(args))
+    device = set_up_device(args)
+    before(args)
+    return Run(args, given, settings, device)
+
+
+def batches(run: Run, epoch: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What an epoch trains on."""
+    run.train_loader.set_epoch(epoch)
+    return list(run.train_loader)
+
+
+def images_of(run: Run, epoch: int = 0) -> torch.Tensor:
+    return torch.cat([images for images, _ in batches(run, epoch)])
+
+
+def model_of(run: Run) -> torch.nn.Module:
+    return run.task.get_eval_model()
