@@ -15,7 +15,7 @@ help:  ## list the commands
 $(INSTALLED): setup.cfg pyproject.toml
 	$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[hfds,plot,test,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[export,hfds,plot,test,dev]'
 	touch $@
 
 quickstart: $(INSTALLED)  ## generate the embedded data set, draw a SpliceMixed batch of it, and train on it
@@ -23,9 +23,9 @@ quickstart: $(INSTALLED)  ## generate the embedded data set, draw a SpliceMixed 
 		--batch-size 8 --img-size 112 --columns 8 --splicemix-ratio 0.5 --splicemix-mode elem --seed 7 \
 		--output $(QUICKSTART_DIR)/preview.png
 	$(BIN)/python train.py --dataset shapes --data-dir $(QUICKSTART_DIR)/shapes --output $(QUICKSTART_DIR) --experiment run \
-		--model resnet10t --img-size 96 --gp max --splicemix-grids 1x2,2x2,2x3 --splicemix-cl --decoder torchvision \
-		--scale 0.6 1 --color-jitter 0 --train-interpolation bilinear --opt adamw --lr 2e-3 --weight-decay 0.02 \
-		--warmup-epochs 1 --epochs 8 --batch-size 32 --workers 1
+		--model test_resnet --img-size 96 --gp max --splicemix-grids 1x2,2x2 --splicemix-cl --decoder torchvision \
+		--scale 0.6 1 --color-jitter 0 --train-interpolation bilinear --opt adamw --lr 4e-3 --weight-decay 0.02 \
+		--warmup-epochs 1 --epochs 8 --batch-size 32 --workers 1 --checkpoint-hist 1 --log-interval 20
 	@echo 'Picture     $(QUICKSTART_DIR)/preview.png'
 
 test: $(INSTALLED)  ## run the tests (a few minutes)
