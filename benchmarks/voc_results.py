@@ -1,0 +1,356 @@
+""" What came out of the runs of benchmarks/voc.py: tables, pictures, and the section of a document """
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional, Sequence
+
+import torch
+import yaml
+from voc_arms import ARMS, Arm
+
+from timm_splicemix.metrics import average_precision
+from timm_splicemix.report import load_pyplot, save_figure, written_whole
+from timm_splicemix.results import RESULTS, SCORES, Scores, draw_samples, draw_sizes, interval, sampled_map
+from timm_splicemix.tracking import read_summary
+
+RECORD = 'run.json'
+EVALUATION = 'validate'  # folder of what validate.py wrote, in that of the run
+BEGIN, END = '<!-- results: begin -->', '<!-- results: end -->'
+GROUPS = {'baseline': 'All labels', '40-baseline': '40 % of the labels', 'single-baseline': 'One label of each image'}
+MAIN = ('baseline', 'splicemix', 'splicemix-cl', 'baseline-more')
+NUM_SAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Run:
+    """ A run, finished or not.
+
+    Args:
+        folder: Its folder.
+        record: What the benchmark wrote down about it.
+        rows: Rows of its summary, one for each epoch.
+    """
+    folder: Path
+    record: dict[str, Any]
+    rows: list[dict[str, str]]
+
+    @property
+    def arm(self) -> Arm:
+        return ARMS[self.record['arm']]
+
+    @property
+    def seed(self) -> int:
+        return self.record['seed']
+
+    @property
+    def name(self) -> str:
+        return run_name(self.arm, self.seed)
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs that it is to have."""
+        return self.record['epochs']
+
+    @property
+    def size(self) -> int:
+        """Height and width of its images."""
+        flags = self.record['recipe']
+        return int(flags[flags.index('--img-size') + 1])
+
+    @property
+    def is_finished(self) -> bool:
+        return self.record['finished']
+
+    def curve(self, metric: str = 'mAP') -> list[float]:
+        """Values of a metric in each epoch."""
+        return [float(row[f'eval_{metric}']) for row in self.rows]
+
+    def evaluation(self) -> Optional[dict[str, Any]]:
+        """What validate.py found for the last epoch, None if it was not asked."""
+        file = self.folder / EVALUATION / RESULTS
+        if not file.is_file():
+            return None
+        content = json.loads(file.read_text(encoding='utf-8'))
+        return content if content.get('epoch') == self.epochs - 1 and 'sizes' in content else None
+
+    def scores(self) -> Optional[Scores]:
+        """Scores of all images after the last epoch, None if validate.py was not asked."""
+        return None if self.evaluation() is None else Scores.load(self.folder / EVALUATION / SCORES)
+
+
+def run_name(arm: Arm, seed: int) -> str:
+    """Name of a run and of its folder."""
+    return f'{arm.name}-seed{seed}'
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Write down what a run is."""
+    with written_whole(folder / RECORD) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + '\n', encoding='utf-8')
+
+
+def read_record(folder: Path) -> Optional[dict[str, Any]]:
+    """Read what `write_record` wrote, None if nothing."""
+    file = folder / RECORD
+    return json.loads(file.read_text(encoding='utf-8')) if file.is_file() else None
+
+
+def read_runs(output: Path) -> list[Run]:
+    """ All runs that were begun, in the order of the arms, then of the seeds.
+
+    Args:
+        output: Folder of all runs.
+    """
+    runs = [
+        Run(file.parent, read_record(file.parent), read_summary(file.parent / 'summary.csv'))
+        for file in output.glob(f'*/{RECORD}')]
+    order = list(ARMS)
+    known = [run for run in runs if run.record['arm'] in ARMS]
+    return sorted(known, key=lambda run: (order.index(run.arm.name), run.seed))
+
+
+def mean_and_std(values: Sequence[float], digits: int = 2, sign: str = '') -> str:
+    """Mean, and with two values or more their standard deviation (of a sample)."""
+    if not values:
+        return '-'
+    mean = f'{statistics.mean(values):{sign}.{digits}f}'
+    return f'{mean} ± {statistics.stdev(values):.{digits}f}' if len(values) > 1 else mean
+
+
+class Report:
+    """ Tables and pictures of runs.
+
+    Args:
+        runs: What `read_runs` returned.
+        num_samples: Bootstrap samples behind the intervals.
+    """
+
+    def __init__(self, runs: Sequence[Run], num_samples: int = NUM_SAMPLES):
+        self.runs = list(runs)
+        self.num_samples = num_samples
+        self._samples: Optional[torch.Tensor] = None
+        self._sampled: dict[str, torch.Tensor] = {}
+
+    def finished(self, arm: str) -> dict[int, Run]:
+        """Finished runs of an arm by their seeds."""
+        return {run.seed: run for run in self.runs if run.arm.name == arm and run.is_finished}
+
+    def pairs(self, arm: Arm) -> list[tuple[Run, Run]]:
+        """Finished runs of an arm and those of its reference with the same seeds."""
+        mine, others = self.finished(arm.name), self.finished(arm.reference)
+        return [(mine[seed], others[seed]) for seed in mine if seed in others]
+
+    def arms(self, reference: str) -> list[Arm]:
+        """Arms of a group of which a run was begun."""
+        begun = {run.arm.name for run in self.runs}
+        return [arm for arm in ARMS.values() if arm.name in begun and arm.reference == reference]
+
+    def text(self) -> str:
+        """Everything that is known, in Markdown."""
+        if not self.runs:
+            return 'No run was begun yet.'
+        parts = [self._table(reference) for reference in GROUPS if self.arms(reference)]
+        parts += [part for part in (self._size_table(), self._unfinished()) if part]
+        return '\n\n'.join(parts)
+
+    def _table(self, reference: str) -> str:
+        arms = self.arms(reference)
+        lines = [
+            f'### {GROUPS[reference]}', '',
+            '| arm | seeds | epochs | **mAP, last epoch** | each seed | mAP, best epoch | CF1 | OF1 | '
+            'gain in mAP | 95 % interval | paper |',
+            '|---|---|---|---|---|---|---|---|---|---|---|']
+        for arm in arms:
+            runs = list(self.finished(arm.name).values())
+            begun = [run for run in self.runs if run.arm.name == arm.name]
+            last = [run.curve()[-1] for run in runs]
+            gains = [mine.curve()[-1] - other.curve()[-1] for mine, other in self.pairs(arm)]
+            is_reference = arm.name == reference
+            bounds = None if is_reference else self.interval(arm)
+            lines.append('| ' + ' | '.join([
+                arm.title, f'{len(runs)} of {len(begun)}',
+                ', '.join(dict.fromkeys(f'{len(run.rows)} of {run.epochs}' for run in begun)),
+                f'**{mean_and_std(last)}**' if last else '-',
+                ', '.join(f'{value:.2f}' for value in last) or '-',
+                mean_and_std([max(run.curve()) for run in runs]),
+                *(mean_and_std([run.curve(metric)[-1] for run in runs]) for metric in ('CF1', 'OF1')),
+                '' if is_reference else mean_and_std(gains, sign='+'),
+                '' if is_reference else '-' if bounds is None else '{:+.2f} to {:+.2f}'.format(*bounds),
+                '' if arm.paper is None else f'{arm.paper:.1f}']) + ' |')
+        return '\n'.join(lines)
+
+    def interval(self, arm: Arm) -> Optional[tuple[float, float]]:
+        """ 95 % interval of the gain over the reference, by bootstrap over images; None without scores.
+
+        Both arms are scored on the same samples, each as the mean over its seeds, so it says how much depends on the
+        choice of the images. How much depends on the seed is told by the deviation beside it.
+
+        Args:
+            arm: The arm.
+        """
+        pairs = self.pairs(arm)
+        if not pairs or any(run.evaluation() is None for pair in pairs for run in pair):
+            return None
+        gains = [self._sampled_map(mine) - self._sampled_map(other) for mine, other in pairs]
+        return interval(torch.stack(gains).mean(dim=0))
+
+    def _sampled_map(self, run: Run) -> torch.Tensor:
+        if run.name not in self._sampled:
+            scores = run.scores()
+            if self._samples is None:
+                self._samples = draw_samples(len(scores.scores), self.num_samples)
+            self._sampled[run.name] = sampled_map(scores, self._samples, name=run.name)
+        return self._sampled[run.name]
+
+    def sizes(self) -> dict[str, list[dict[str, Any]]]:
+        """mAP at each size, its mean over seeds and their values, by the title of the arm."""
+        curves = {}
+        for arm in ARMS.values():
+            studies = [run.evaluation()['sizes'] for run in self.finished(arm.name).values() if run.evaluation()]
+            if studies:
+                curves[arm.title] = [
+                    {'size': rows[0]['size'], 'trained': rows[0]['trained'], 'values': [row['mAP'] for row in rows],
+                     'mAP': statistics.mean(row['mAP'] for row in rows)} for rows in zip(*studies)]
+        return curves
+
+    def _size_table(self) -> str:
+        curves = self.sizes()
+        if not curves:
+            return ''
+        sizes = [row['size'] for row in next(iter(curves.values()))]
+        lines = [
+            '### Low resolution, mAP of the last epoch', '',
+            f'| arm | {" | ".join(f"{size} px" for size in sizes)} |', '|---' * (len(sizes) + 1) + '|']
+        for title, rows in curves.items():
+            lines.append(f'| {title} | {" | ".join(mean_and_std(row["values"]) for row in rows)} |')
+        return '\n'.join(lines)
+
+    def _unfinished(self) -> str:
+        runs = [run for run in self.runs if not run.is_finished]
+        states = [
+            f'- {run.arm.title}, seed {run.seed}: {len(run.rows)} of {run.epochs} epochs'
+            + (f', mAP {run.curve()[-1]:.2f}' if run.rows else '') for run in runs]
+        return '\n'.join(['Not finished, and not in the means:', '', *states]) if runs else ''
+
+    def draw_curves(self, path: Path) -> bool:
+        """ Draw the mAP over the epochs, the mean of the seeds of each arm, and pale the seeds themselves.
+
+        Args:
+            path: Picture to write.
+
+        Returns:
+            Whether there was anything to draw, and matplotlib to draw it.
+        """
+        begun = {run.arm.reference for run in self.runs if run.rows}
+        groups = [reference for reference in GROUPS if reference in begun]
+        pyplot = load_pyplot() if groups else None
+        if pyplot is None:
+            return False
+        figure, panels = pyplot.subplots(
+            1, len(groups), figsize=(1 + 5.5 * len(groups), 4.2), layout='constrained', squeeze=False)
+        for axes, reference in zip(panels[0], groups):
+            for number, arm in enumerate(self.arms(reference)):
+                curves = [run.curve() for run in self.runs if run.arm.name == arm.name and run.rows]
+                if not curves:
+                    continue
+                color = f'C{number}' if number < 10 else 'black'
+                for curve in curves if len(curves) > 1 else []:
+                    axes.plot(range(1, len(curve) + 1), curve, color=color, alpha=0.25, linewidth=1)
+                # A mean over the seeds that are furthest, not to be cut off where another one has begun
+                length = max(map(len, curves))
+                mean = [statistics.mean(values) for values in zip(*(curve for curve in curves if len(curve) == length))]
+                axes.plot(range(1, length + 1), mean, color=color, marker='.', label=arm.title)
+            axes.set(title=GROUPS[reference], xlabel='epoch', ylabel='mAP on val in %')
+            axes.locator_params(axis='x', integer=True)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize='small')
+        save_figure(figure, path)
+        return True
+
+    def draw_sizes(self, path: Path) -> bool:
+        """Draw the mAP over the size of images, of the main arms; returns as `draw_curves` does."""
+        titles = [ARMS[name].title for name in MAIN]
+        curves = {title: rows for title, rows in self.sizes().items() if title in titles}
+        if not curves or load_pyplot() is None:
+            return False
+        draw_sizes(curves, path)
+        return True
+
+    def draw_classes(self, path: Path) -> bool:
+        """Draw the gain of each class, means over seeds, of the main arms; returns as `draw_curves` does."""
+        gains = {}
+        for arm in (ARMS[name] for name in MAIN[1:]):
+            pairs = [(mine.scores(), other.scores()) for mine, other in self.pairs(arm)]
+            if pairs and all(None not in pair for pair in pairs):
+                names = pairs[0][0].class_names
+                gains[arm.title] = 100 * torch.stack([
+                    average_precision(mine.scores, mine.targets) - average_precision(other.scores, other.targets)
+                    for mine, other in pairs]).mean(dim=0)
+        pyplot = load_pyplot() if gains else None
+        if pyplot is None:
+            return False
+        order = next(iter(gains.values())).nan_to_num().argsort().tolist()
+        figure, axes = pyplot.subplots(figsize=(5.5, 6), layout='constrained')
+        height = 0.8 / len(gains)
+        for number, (title, values) in enumerate(gains.items()):
+            places = [place - 0.4 + (number + 0.5) * height for place in range(len(order))]
+            axes.barh(places, values[order].tolist(), height, label=title)
+        axes.set_yticks(range(len(order)), [names[index] for index in order])
+        axes.set(xlabel='gain in AP over the baseline')
+        axes.axvline(0, color='#5f6368', linewidth=1)
+        axes.grid(alpha=0.3, axis='x')
+        axes.legend(fontsize='small')
+        save_figure(figure, path)
+        return True
+
+
+def describe_runs(runs: Sequence[Run]) -> str:
+    """ What was run: flags, versions and hours.
+
+    Args:
+        runs: Runs of one recipe.
+    """
+    first = runs[0]
+    hours = sum(run.record['seconds'] for run in runs) / 3600
+    lines = [
+        f'{sum(run.is_finished for run in runs)} runs are finished. All took {hours:.1f} hours of one process, beside '
+        'whatever else the machine did.', '',
+        f'All of them: `train.py {" ".join(first.record["recipe"])}`, weights {first.record["weights"]}.', '']
+    environment = first.folder / 'environment.yaml'
+    if environment.is_file():
+        content = yaml.safe_load(environment.read_text(encoding='utf-8'))
+        versions = [f'{name} {content[name]}' for name in ('python', 'torch', 'timm', 'timm_splicemix')]
+        lines += [f'Versions: {", ".join(versions)}.', '']
+    lines += ['| arm | flags of its own |', '|---|---|']
+    for arm in dict.fromkeys(run.arm for run in runs):
+        flags = ' '.join(arm.flags)
+        lines.append(f'| {arm.title} | `{flags}` |' if flags else f'| {arm.title} | |')
+    return '\n'.join(lines)
+
+
+def write_document(path: Path, report: Report) -> None:
+    """ Put tables and pictures between the marks of a document; pictures go beside it.
+
+    Args:
+        path: Document in Markdown with the two marks.
+        report: What is put there.
+    """
+    text = path.read_text(encoding='utf-8')
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"Expected the lines '{BEGIN}' and '{END}' in {path}, but got a document without.")
+    parts = [report.text()]
+    if report.runs:
+        parts.insert(0, describe_runs(report.runs))
+        for name, title, draw in (
+                ('curves', 'mAP over the epochs', report.draw_curves),
+                ('sizes', 'mAP at lower resolution', report.draw_sizes),
+                ('classes', 'Gain in AP of each class', report.draw_classes)):
+            file = path.with_name(f'{path.stem}_{name}.png')
+            if draw(file):
+                parts.append(f'![{title}]({file.name})')
+    with written_whole(path) as temporary:
+        body = '\n\n'.join(parts)
+        temporary.write_text(f'{head}{begin}\n{body}\n{end}{tail}', encoding='utf-8')

@@ -1,0 +1,365 @@
+import csv
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import pytest
+import timm
+import torch
+
+from tests.conftest import REPOSITORY
+from tests.helpers import raises_error
+from tests.test_voc import OBJECTS, make_voc
+from timm_splicemix.data.voc import VOC_CLASSES, ReaderVoc
+from timm_splicemix.results import Scores
+from timm_splicemix.train import build_parser
+
+FLAGS = ('--epochs', '2', '--model', 'test_efficientnet', '--size', '32', '--batch-size', '4', '--bootstrap', '20')
+
+# Stands for train.py: an epoch is a row of the summary, and what --resume finds is gone on with
+TRAIN = '''
+import csv, os, signal, sys, time
+flags = sys.argv[1:]
+value = lambda name: flags[flags.index(name) + 1]
+folder = os.path.join(value('--output'), value('--experiment'))
+with open(os.path.join(value('--output'), 'order.txt'), 'a') as file:
+    file.write(value('--experiment') + (' resumed' if '--resume' in flags else '') + '\\n')
+if os.environ.get('FAILS') == value('--experiment'):
+    sys.exit('This went wrong.')
+with open(os.path.join(folder, 'pid'), 'w') as file:
+    file.write(str(os.getpid()))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+summary = os.path.join(folder, 'summary.csv')
+done = len(open(summary).readlines()) - 1 if '--resume' in flags else 0
+for epoch in range(done, int(value('--epochs'))):
+    with open(summary, 'a') as file:
+        if not epoch:
+            file.write('epoch,eval_mAP,eval_CF1,eval_OF1\\n')
+        file.write(f"{epoch},{80 + 10 * epoch + int(value('--seed'))},70,75\\n")
+    open(os.path.join(folder, 'last.pth.tar'), 'w').close()
+    if os.environ.get('HANGS') == value('--experiment'):
+        time.sleep(60)
+'''
+
+
+@pytest.fixture
+def voc(monkeypatch):
+    """benchmarks/voc.py, which finds its parts beside itself."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / 'benchmarks'))
+    return importlib.import_module('voc')
+
+
+@pytest.fixture
+def arms(voc):
+    return importlib.import_module('voc_arms')
+
+
+@pytest.fixture
+def results(voc):
+    return importlib.import_module('voc_results')
+
+
+@pytest.fixture
+def benchmark(voc, tmp_path, monkeypatch):
+    """Run the benchmark with a stand-in for train.py; returns its exit code."""
+    make_voc(tmp_path / 'data')
+    script = tmp_path / 'stand_in.py'
+    script.write_text(TRAIN)
+    monkeypatch.setattr(voc, 'TRAIN', (sys.executable, str(script)))
+    monkeypatch.setattr('voc_jobs.POLL_SECONDS', 0.02)
+
+    def run_benchmark(*flags):
+        try:
+            voc.main(['--data-dir', str(tmp_path / 'data'), '--output', str(tmp_path / 'runs'), *FLAGS, *flags])
+        except SystemExit as error:
+            return error.code
+        return 0
+    return run_benchmark
+
+
+def order(tmp_path):
+    return (tmp_path / 'runs' / 'order.txt').read_text().splitlines()
+
+
+def record(tmp_path, name):
+    return json.loads((tmp_path / 'runs' / name / 'run.json').read_text())
+
+
+def test_every_first_seed_comes_before_any_second_and_main_arms_come_first(arms):
+    runs = [(arm.name, seed) for arm, seed in arms.run_order()]
+    assert [seed for _, seed in runs] == sorted(seed for _, seed in runs)
+    main = ['baseline', 'splicemix', 'splicemix-cl', 'baseline-more']
+    assert [name for name, _ in runs[:4]] == main
+    assert [run for run in runs if run[1]] == [(name, seed) for seed in (1, 2) for name in main]
+    assert len(runs) == len(set(runs)) == 20 + 8
+    assert {name for name, _ in runs} == set(arms.ARMS) - {'splicemix-cl-no-detach'}
+
+
+def test_arms_and_seeds_can_be_chosen(arms):
+    named = arms.run_order(['mixup', 'splicemix-cl-no-detach', 'baseline'], num_seeds=2)
+    assert [(arm.name, seed) for arm, seed in named] == [
+        (name, seed) for seed in (0, 1) for name in ('baseline', 'mixup', 'splicemix-cl-no-detach')]
+    assert [seed for _, seed in arms.run_order(['splicemix-cl-no-detach'])] == [0]
+    with raises_error("Expected arms among baseline, .*, but got 'mixap'"):
+        arms.run_order(['mixap'])
+
+
+def test_every_arm_is_a_command_of_train_and_differs_from_the_others_in_its_own_flags_alone(arms):
+    parser, recipe = build_parser(), arms.Recipe()
+    given = {}
+    for arm in arms.ARMS.values():
+        args = vars(parser.parse_args([*recipe.flags(), *arm.flags, *arms.seed_flags(arm, 1)]))
+        assert args['seed'] == 1 and args['train_split'] == 'train-only' and args['val_split'] == 'val'
+        assert args['freeze_bn'] and args['gp'] == 'max' and args['opt'] == 'momentum' and args['lr'] == 0.02
+        assert arm.reference in arms.ARMS and arms.ARMS[arm.reference].reference == arm.reference
+        given[arm.name] = args
+    assert len({str(args) for args in given.values()}) == len(given)
+    for name, args in given.items():
+        changed = {key for key, value in args.items() if value != given['baseline'][key]}
+        own = {flag[2:].replace('-', '_') for flag in arms.ARMS[name].flags if flag.startswith('--')}
+        assert changed - {'keep_labels_seed'} == own
+
+
+def test_stem_and_first_four_of_seven_stages_are_frozen(arms):
+    model = timm.create_model(arms.MODEL)
+    names = [name for name, _ in model.named_children()]
+    assert names[:3] == ['conv_stem', 'bn1', 'blocks'] and len(model.blocks) == 7
+    assert list(arms.FREEZE) == [*names[:2], *(f'blocks.{stage}' for stage in range(4))]
+
+
+def test_runs_are_made_in_their_order_and_never_twice(benchmark, tmp_path, capsys):
+    flags = ('--arms', 'baseline', 'splicemix', '--seeds', '2')
+    assert benchmark(*flags) == 0
+    names = ['baseline-seed0', 'splicemix-seed0', 'baseline-seed1', 'splicemix-seed1']
+    assert order(tmp_path) == names
+    assert 'baseline-seed1: epoch 2 of 2, mAP 91.00; 6 of 8 epochs of all' in capsys.readouterr().out
+    assert benchmark(*flags) == 0
+    assert order(tmp_path) == names
+    assert '| Baseline | 2 of 2 | 2 of 2 | **90.50 ± 0.71** | 90.00, 91.00 |' in capsys.readouterr().out
+    assert benchmark('--arms', 'mixup') == 0
+    assert order(tmp_path) == [*names, 'mixup-seed0']
+    assert record(tmp_path, 'mixup-seed0')['finished']
+    assert (tmp_path / 'runs' / 'curves.png').stat().st_size > 1000
+
+
+def test_a_failed_run_stops_no_other_and_is_tried_again(benchmark, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv('FAILS', 'baseline-seed0')
+    flags = ('--arms', 'baseline', 'splicemix', '--seeds', '1')
+    assert benchmark(*flags).startswith('Failed: baseline-seed0')
+    assert 'This went wrong.' in capsys.readouterr().out
+    monkeypatch.delenv('FAILS')
+    assert benchmark(*flags) == 0
+    assert order(tmp_path) == ['baseline-seed0', 'splicemix-seed0', 'baseline-seed0']
+
+
+def test_when_time_is_up_runs_are_asked_to_save_and_the_next_call_goes_on(benchmark, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv('HANGS', 'baseline-seed0')
+    flags = ('--arms', 'baseline', 'splicemix', '--seeds', '1', '--jobs', '1')
+    assert benchmark(*flags, '--time-limit', '0.03') == 0
+    text = capsys.readouterr().out
+    assert 'Time is up' in text and 'stopped: baseline-seed0\nwaiting: splicemix-seed0' in text
+    assert '- Baseline, seed 0: 1 of 2 epochs, mAP 80.00' in text and '| Baseline | 0 of 1 | 1 of 2 | - |' in text
+    assert not record(tmp_path, 'baseline-seed0')['finished']
+    monkeypatch.delenv('HANGS')
+    assert benchmark(*flags) == 0
+    assert order(tmp_path) == ['baseline-seed0', 'baseline-seed0 resumed', 'splicemix-seed0']
+    with open(tmp_path / 'runs' / 'baseline-seed0' / 'summary.csv', newline='') as file:
+        assert [row['epoch'] for row in csv.DictReader(file)] == ['0', '1']
+
+
+def test_a_run_that_outlived_a_killed_benchmark_is_left_alone(benchmark, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv('HANGS', 'baseline-seed0')
+    script = (
+        f'import sys; sys.path.insert(0, {str(REPOSITORY / "benchmarks")!r}); import voc; '
+        f'voc.TRAIN = ({sys.executable!r}, {str(tmp_path / "stand_in.py")!r}); voc.main(sys.argv[1:])')
+    parent = subprocess.Popen(
+        [sys.executable, '-c', script, '--data-dir', str(tmp_path / 'data'), '--output', str(tmp_path / 'runs'), *FLAGS,
+         '--arms', 'baseline'], env={**os.environ, 'PYTHONPATH': str(REPOSITORY)})
+    deadline = time.monotonic() + 60
+    while not (tmp_path / 'runs' / 'baseline-seed0' / 'last.pth.tar').exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child = int((tmp_path / 'runs' / 'baseline-seed0' / 'pid').read_text())
+    parent.kill()
+    parent.wait()
+    try:
+        assert benchmark('--arms', 'baseline', '--seeds', '1') == 0
+        assert 'elsewhere: baseline-seed0' in capsys.readouterr().out
+        assert order(tmp_path) == ['baseline-seed0']
+    finally:
+        os.kill(child, signal.SIGTERM)
+
+
+def test_a_signal_asks_runs_to_save_and_the_table_is_printed_still(benchmark, tmp_path, monkeypatch, capsys, voc):
+    monkeypatch.setenv('HANGS', 'baseline-seed0')
+    tell = voc.Progress.tell
+
+    def tell_and_interrupt(self, *args):
+        tell(self, *args)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(voc.Progress, 'tell', tell_and_interrupt)
+    before = signal.getsignal(signal.SIGTERM)
+    assert benchmark('--arms', 'baseline', '--seeds', '1') == 0
+    assert signal.getsignal(signal.SIGTERM) == before
+    text = capsys.readouterr().out
+    assert 'Asked to stop: 1 save and leave.' in text and 'stopped: baseline-seed0' in text and '### All labels' in text
+
+
+def test_a_folder_with_runs_of_another_recipe_is_refused(benchmark, tmp_path, capsys):
+    assert benchmark('--arms', 'baseline', '--seeds', '1') == 0
+    assert benchmark('--arms', 'splicemix', '--epochs', '3') == 2
+    assert 'Expected runs of the same recipe' in capsys.readouterr().err
+    assert order(tmp_path) == ['baseline-seed0']
+
+
+@pytest.mark.parametrize('flags, words', [
+    (('--epochs', '0'), 'Expected --epochs of at least 1, but got 0'),
+    (('--seeds', '0'), 'Expected --seeds of at least 1'),
+    (('--arms', 'mixap'), "but got 'mixap'"),
+    (('--subset', '5'), 'Expected --subset of 1 to 4 images'),
+    (('--weights', 'nowhere.pth'), 'Expected a file for --weights'),
+])
+def test_bad_flags_are_one_line(benchmark, tmp_path, monkeypatch, capsys, flags, words):
+    assert benchmark('--cache', str(tmp_path / 'cache'), *flags) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count('\n') == 1
+
+
+def test_an_archive_is_unpacked_once_outside_of_the_repository(voc, tmp_path, monkeypatch):
+    monkeypatch.delenv('TSM_VOC_TAR', raising=False)
+    with raises_error('neither --data-dir nor an archive .* by TSM_VOC_TAR'):
+        voc.find_data(None, tmp_path / 'cache')
+    make_voc(tmp_path / 'packed')
+    with tarfile.open(tmp_path / 'VOC2007-small.tar', 'w') as archive:
+        archive.add(tmp_path / 'packed' / 'VOCdevkit', 'VOCdevkit')
+    monkeypatch.setenv('TSM_VOC_TAR', str(tmp_path / 'VOC2007-small.tar'))
+    folder = voc.find_data(None, tmp_path / 'cache')
+    assert folder == tmp_path / 'cache' / 'VOC2007-small'
+    assert len(ReaderVoc(folder, '2007', 'train')) == len(OBJECTS)
+    (folder / 'mark').touch()
+    assert voc.find_data(None, tmp_path / 'cache') == folder and (folder / 'mark').exists()
+    (tmp_path / 'broken.tar').write_text('no archive')
+    monkeypatch.setenv('TSM_VOC_TAR', str(tmp_path / 'broken.tar'))
+    with raises_error('Expected a tar archive by TSM_VOC_TAR'):
+        voc.find_data(None, tmp_path / 'cache')
+    assert [path.name for path in (tmp_path / 'cache').iterdir()] == ['VOC2007-small']
+
+
+def test_a_subset_is_always_the_same_images_with_the_labels_that_they_have(voc, tmp_path):
+    make_voc(tmp_path / 'data')
+    folder = voc.make_subset(tmp_path / 'data', 2, tmp_path / 'cache')
+    assert voc.make_subset(tmp_path / 'data', 2, tmp_path / 'cache') == folder
+    whole, part, val = (
+        ReaderVoc(root, '2007', split, difficult='ignore')
+        for root, split in ((tmp_path / 'data', 'train'), (folder, 'train2'), (folder, 'val')))
+    rows = [whole.image_ids.index(image_id) for image_id in part.image_ids]
+    assert len(part) == 2 and rows == sorted(rows)
+    assert torch.equal(part.targets, whole.targets[rows]) and torch.equal(part.difficult, whole.difficult[rows])
+    assert val.image_ids == whole.image_ids and torch.equal(val.targets, whole.targets)
+
+
+def write_run(results, arms, output, name, seed, values, scores=None, epochs=3):
+    folder = output / f'{name}-seed{seed}'
+    finished = len(values) == epochs
+    results.write_record(folder, {
+        'arm': name, 'seed': seed, 'epochs': epochs, 'recipe': ['--lr', '0.02'], 'flags': [], 'weights': 'lite0.pth',
+        'finished': finished, 'seconds': 1800.})
+    lines = [f'{epoch},{value},60,70' for epoch, value in enumerate(values)]
+    (folder / 'summary.csv').write_text('\n'.join(['epoch,eval_mAP,eval_CF1,eval_OF1', *lines]) + '\n')
+    if scores is not None:
+        sizes = [{'size': 32 // part, 'trained': part == 1, 'mAP': values[-1] / part} for part in (1, 2)]
+        (folder / 'validate').mkdir()
+        (folder / 'validate' / 'results.json').write_text(json.dumps({'epoch': epochs - 1, 'sizes': sizes}))
+        scores.save(folder / 'validate' / 'scores.npz')
+
+
+def make_scores(noise, seed):
+    generator = torch.Generator().manual_seed(7)
+    targets = (torch.rand(60, 20, generator=generator) < 0.3).to(torch.int8)
+    drawn = torch.randn(60, 20, generator=torch.Generator().manual_seed(seed))
+    return Scores(targets + noise * drawn, targets, VOC_CLASSES)
+
+
+@pytest.fixture
+def some_runs(results, arms, tmp_path):
+    """A baseline with three seeds, SpliceMix with two of them, and one that is not finished."""
+    output = tmp_path / 'runs'
+    for seed, last in enumerate((80., 81., 85.)):
+        write_run(results, arms, output, 'baseline', seed, [70., 86., last], make_scores(1., seed))
+    for seed, last in enumerate((82., 82.)):
+        write_run(results, arms, output, 'splicemix', seed, [60., 75., last], make_scores(0.3, 10 + seed))
+    write_run(results, arms, output, 'splicemix', 2, [60., 99.])
+    write_run(results, arms, output, '40-splicemix', 0, [50.])
+    return output
+
+
+def test_the_table_has_last_epochs_of_finished_runs_and_gains_of_the_same_seeds(results, some_runs):
+    report = results.Report(results.read_runs(some_runs), num_samples=50)
+    tables, _, sizes = report.text().partition('### Low resolution')
+    rows = {cells[1]: cells[2:-1] for cells in (
+        [cell.strip() for cell in line.split('|')] for line in tables.splitlines() if line.startswith('|'))}
+    assert rows['Baseline'][:5] == ['3 of 3', '3 of 3', '**82.00 ± 2.65**', '80.00, 81.00, 85.00', '86.00 ± 0.00']
+    assert rows['SpliceMix'][:4] == ['2 of 3', '3 of 3, 2 of 3', '**82.00 ± 0.00**', '82.00, 82.00']
+    assert rows['SpliceMix'][7] == '+1.50 ± 0.71'  # 2 and 1, of seeds 0 and 1
+    low, high = map(float, rows['SpliceMix'][8].split(' to '))
+    assert 0 < low < high  # less noise by far
+    assert rows['SpliceMix'][9] == '94.6'
+    assert rows['SpliceMix, 40 % of labels'][2:4] == ['-', '-']
+    assert '- SpliceMix, seed 2: 2 of 3 epochs, mAP 99.00' in sizes
+    assert '| SpliceMix | 82.00 ± 0.00 | 41.00 ± 0.00 |' in sizes
+
+
+def test_an_arm_has_no_gain_over_itself(results, arms, some_runs):
+    low, high = results.Report(results.read_runs(some_runs), 50).interval(arms.ARMS['baseline'])
+    assert low == high == 0
+
+
+def test_a_table_of_nothing_says_so(results, tmp_path):
+    report = results.Report(results.read_runs(tmp_path / 'nothing'))
+    assert report.text() == 'No run was begun yet.'
+    assert not report.draw_curves(tmp_path / 'curves.png') and not report.draw_sizes(tmp_path / 'sizes.png')
+
+
+def test_results_are_written_between_the_marks_of_a_document(voc, results, some_runs, tmp_path, capsys):
+    document = tmp_path / 'voc.md'
+    document.write_text(f'Before\n{results.BEGIN}\nold\n{results.END}\nAfter\n')
+    for _ in range(2):
+        voc.main(['--output', str(some_runs), '--write-docs', str(document), '--bootstrap', '20'])
+        text = document.read_text()
+        assert text.startswith(f'Before\n{results.BEGIN}\n5 runs are finished') and 'old' not in text
+        assert text.endswith(f'{results.END}\nAfter\n') and 'took 3.5 hours' in text and 'weights lite0.pth' in text
+        pictures = re.findall(r'!\[.*\]\((.*)\)', text)
+        assert pictures == ['voc_curves.png', 'voc_sizes.png', 'voc_classes.png']
+        assert all((tmp_path / name).stat().st_size > 1000 for name in pictures)
+    (tmp_path / 'plain.md').write_text('Nothing\n')
+    with pytest.raises(SystemExit):
+        voc.main(['--output', str(some_runs), '--write-docs', str(tmp_path / 'plain.md'), '--bootstrap', '20'])
+    assert (tmp_path / 'plain.md').read_text() == 'Nothing\n'
+
+
+def test_the_document_has_a_place_for_results(voc, results):
+    text = voc.DOCUMENT.read_text(encoding='utf-8')
+    assert text.count(results.BEGIN) == text.count(results.END) == 1
+
+
+@pytest.mark.slow
+def test_the_benchmark_trains_and_evaluates_with_the_commands_of_the_project(voc, tmp_path, capsys):
+    make_voc(tmp_path / 'data')
+    weights = tmp_path / 'weights.pth'
+    torch.save(timm.create_model('test_efficientnet').state_dict(), weights)
+    where = ('--data-dir', str(tmp_path / 'data'), '--output', str(tmp_path / 'runs'))
+    voc.main([
+        *where, '--weights', str(weights), *FLAGS, '--size', '64', '--epochs', '1', '--warmup-epochs', '0',
+        '--arms', 'splicemix-cl', '--seeds', '1'])
+    voc.main([*where, '--low-resolution'])
+    text = capsys.readouterr().out
+    assert '| SpliceMix-CL | 1 of 1 | 1 of 1 | **' in text and '| arm | 64 px | 32 px | 16 px | 9 px |' in text
+    run, = importlib.import_module('voc_results').read_runs(tmp_path / 'runs')
+    assert run.is_finished and run.evaluation()['metrics']['mAP'] == pytest.approx(run.curve()[-1], abs=0.01)
+    assert len(run.scores().scores) == len(OBJECTS)
