@@ -12,7 +12,6 @@ from timm.utils import NativeScaler
 from torch import nn
 
 from tests.helpers import make_batch, raises_error, rng
-from timm_splicemix import engine
 from timm_splicemix.data import create_loader
 from timm_splicemix.engine import (
     AccuracyMeter,
@@ -22,6 +21,7 @@ from timm_splicemix.engine import (
     create_meter,
     evaluate,
     loader_length,
+    progress,
     train_one_epoch,
 )
 from timm_splicemix.metrics import multilabel_metrics
@@ -352,7 +352,7 @@ def test_a_loss_that_is_not_finite_names_the_batch_and_its_files(value):
 
 
 def test_on_a_gpu_the_first_bad_batch_is_found_later():
-    check = engine._FiniteCheck(CPU)
+    check = progress.FiniteCheck(CPU)
     for batch, loss in enumerate((1., float('nan'), float('inf'), 2.)):
         add_without_looking(check, batch, torch.tensor(loss), [f'{batch}.jpg'])
     with raises_error('in batch 1 of the epoch, of 1.jpg: '):
@@ -360,13 +360,13 @@ def test_on_a_gpu_the_first_bad_batch_is_found_later():
 
 
 def test_one_who_saves_can_look_at_the_flag_before(monkeypatch):
-    monkeypatch.setattr(engine._FiniteCheck, 'add', add_without_looking)
+    monkeypatch.setattr(progress.FiniteCheck, 'add', add_without_looking)
     task = make_task(criterion=lambda logits, targets: BCE(logits, targets) * float('nan'))
     with raises_error('in batch 0 of the epoch'):
         train(task, after_update=lambda done, averages, check: check())
 
 
-def add_without_looking(check, batch, loss, filenames, add=engine._FiniteCheck.add):
+def add_without_looking(check, batch, loss, filenames, add=progress.FiniteCheck.add):
     """As on a GPU."""
     check.device = torch.device('cuda')
     add(check, batch, loss, filenames)
@@ -510,7 +510,7 @@ def test_progress_of_an_evaluation_says_its_loss(caplog):
 
 def test_the_rate_and_the_time_left_are_those_of_this_run(monkeypatch, caplog):
     now = [100.]
-    monkeypatch.setattr(engine.time, 'perf_counter', lambda: now[0])
+    monkeypatch.setattr(progress.time, 'perf_counter', lambda: now[0])
 
     def before_batch(batch, images, targets):
         now[0] += 50.

@@ -1,0 +1,133 @@
+""" One evaluation, of several labels or of one """
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+from timm.utils import accuracy
+from torch import nn
+
+from ..metrics import MultilabelMeter
+from .progress import Averages, Progress
+from .step import Step
+
+
+class AccuracyMeter:
+    """ Top-1 and top-5 accuracy of single labels, over all processes; the counterpart of `MultilabelMeter`.
+
+    Args:
+        device: Where predictions are.
+    """
+
+    def __init__(self, device: torch.device):
+        self.counts = torch.zeros(3, dtype=torch.float64, device='cpu' if device.type == 'mps' else device)
+
+    def __len__(self) -> int:
+        return int(self.counts[2])
+
+    def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: Optional[Sequence[int]] = None) -> None:
+        """ Count a batch.
+
+        Args:
+            logits: (B, classes).
+            targets: (B,) class indices.
+            indices: Not needed: no sample comes twice.
+        """
+        top1, top5 = accuracy(logits, targets, topk=(1, 5))
+        number = len(targets)
+        counts = torch.stack([top1 * number / 100, top5 * number / 100, top1.new_tensor(number)])
+        self.counts += counts.to(self.counts)
+
+    def compute(self) -> dict[str, float]:
+        """Accuracies in percent."""
+        counts = self.counts.clone()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(counts)
+        top1, top5, number = counts.tolist()
+        return {'top1': 100 * top1 / max(number, 1), 'top5': 100 * top5 / max(number, 1)}
+
+
+def create_meter(
+        multi_label: bool,
+        num_classes: int,
+        device: torch.device,
+        class_names: Sequence[str] = (),
+        preset: str = 'paper',
+) -> Any:
+    """ What scores the predictions of a data set.
+
+    Args:
+        multi_label: Whether an image has any number of classes.
+        num_classes: Number of classes.
+        device: Where predictions are.
+        class_names: Names of the classes, for warnings.
+        preset: Definition of the multi-label metrics.
+    """
+    if not multi_label:
+        return AccuracyMeter(device)
+    return MultilabelMeter(num_classes, preset=preset, class_names=class_names or None)
+
+
+@torch.inference_mode()
+def evaluate(
+        model: nn.Module,
+        loader: Any,
+        meter: Any,
+        step: Step,
+        criterion: Optional[Callable] = None,
+        name: str = 'Validate',
+        log_interval: int = 50,
+        is_primary: bool = True,
+        distributed: bool = False,
+        after_batch: Optional[Callable[[int], None]] = None,
+) -> dict[str, float]:
+    """ Score a model on all images of a data set.
+
+    Args:
+        model: The model; it is put to evaluation mode.
+        loader: Gives the images of this process, each once.
+        meter: Gets logits, targets and indices; knows the metrics.
+        step: Where batches go, and in which precision.
+        criterion: Loss to report beside the metrics.
+        name: What the log calls this.
+        log_interval: Number of batches between lines of the log.
+        is_primary: Whether this process speaks.
+        distributed: Whether there are other processes.
+        after_batch: Called with the number of batches done; may raise `StopTraining`.
+
+    Returns:
+        'loss' if there is a criterion, then the metrics of the meter.
+    """
+    model.eval()
+    averages = Averages(step.device)
+    progress = Progress(name, len(loader), 0, log_interval, is_primary)
+    for batch, (images, targets) in enumerate(loader):
+        images, targets = step.to_device(images, targets)
+        with step.autocast():
+            logits = model(images)
+        logits = logits.float()
+        if criterion is not None:
+            averages.update({'loss': criterion(logits, targets)}, len(images))
+        meter.update(logits, targets, loader.indices if None not in loader.indices else None)
+        progress.add(len(images))
+        if progress.is_time_to_tell(batch):
+            progress.tell(batch, averages.compute() if averages.sums else {})
+        if after_batch is not None:
+            after_batch(batch + 1)
+    progress.close()
+    losses = {}
+    if criterion is not None:
+        if not averages.sums:  # a process without images
+            averages.update({'loss': torch.zeros((), device=step.device)}, 0)
+        losses = averages.compute(distributed)
+    _check_all_scored(meter, loader, distributed, step.device)
+    return {**losses, **meter.compute()}
+
+
+def _check_all_scored(meter: Any, loader: Any, distributed: bool, device: torch.device) -> None:
+    """A result must be over all images of the data set, however many processes there are."""
+    if not hasattr(loader.dataset, '__len__'):
+        return
+    scored = torch.tensor(len(meter), device=device)
+    if distributed:
+        torch.distributed.all_reduce(scored)
+    if int(scored) != len(loader.dataset):
+        raise ValueError(f'Expected to score {len(loader.dataset)} images, but got {int(scored)}.')
