@@ -16,7 +16,9 @@ from .report import written_whole
 
 _logger = logging.getLogger(__name__)
 
-__all__ = ['CheckpointInfo', 'RunSaver', 'find_checkpoint', 'load_checkpoint', 'read_checkpoint']
+__all__ = [
+    'CheckpointInfo', 'RunSaver', 'check_same_model', 'find_checkpoint', 'load_checkpoint', 'load_weights',
+    'read_checkpoint']
 
 LAST, BEST = 'last.pth.tar', 'model_best.pth.tar'
 _OURS = 'timm_splicemix'  # key of what timm's checkpoints don't have
@@ -140,6 +142,24 @@ def load_weights(model: nn.Module, state_dict: dict[str, torch.Tensor], path: Un
                 f'Expected {name} of shape {tuple(value.shape)}, but got {tuple(state_dict[name].shape)} in {path}: '
                 'it is of another model, image size or number of classes.')
     model.load_state_dict(state_dict)
+
+
+def check_same_model(state: dict[str, Any], info: CheckpointInfo, path: Path) -> None:
+    """ Refuse to go on from a checkpoint of another model or other classes.
+
+    Args:
+        state: What `read_checkpoint` returned.
+        info: The model of this run.
+        path: Where the checkpoint is.
+    """
+    if 'arch' in state and state['arch'] != info.model_name:
+        raise ValueError(f"Expected a checkpoint of {info.model_name}, but got {path} of {state['arch']}.")
+    saved = state.get(_OURS, {}).get('info', {})
+    names = saved.get('class_names')
+    if names and info.class_names and list(names) != list(info.class_names):
+        raise ValueError(
+            f'Expected a checkpoint with the classes of the data set ({len(info.class_names)}), but got {path} with '
+            f'{len(names)} others.')
 
 
 def find_checkpoint(path: Union[str, Path]) -> Path:

@@ -1,5 +1,6 @@
 """ Learning rates as timm sets them, and one of its own for the backbone """
 import argparse
+from pathlib import Path
 from typing import Any, Iterable, Optional
 
 import torch
@@ -100,6 +101,22 @@ def create_scheduler(
         for group in optimizer.param_groups:
             group['lr'] *= group.get('lr_scale', 1.)
     return scheduler, num_epochs
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path) -> None:
+    """ Load the state of an optimizer, or say how to do without.
+
+    Args:
+        optimizer: The optimizer.
+        state: Its state.
+        path: Where it comes from.
+    """
+    try:
+        optimizer.load_state_dict(state)
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f'Expected the state of the same optimizer in {path}, but got: {error}; use --no-resume-opt to start it '
+            'anew.') from error
 
 
 def scheduler_state(scheduler: Optional[Scheduler]) -> dict[str, Any]:
