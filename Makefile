@@ -29,10 +29,10 @@ quickstart: $(INSTALLED)  ## generate the embedded data set, draw a SpliceMixed 
 	@echo 'Picture     $(QUICKSTART_DIR)/preview.png'
 
 test: $(INSTALLED)  ## run the tests (a few minutes)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: $(INSTALLED)  ## run the tests that take long
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
 
 lint: $(INSTALLED)  ## check style
 	$(BIN)/ruff check .

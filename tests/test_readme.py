@@ -20,7 +20,12 @@ PICTURE = 'docs/splicemix.png'
 SCRIPTS = ('train.py', 'validate.py')
 README, DATA = TEXTS['README.md'], TEXTS['data.md']
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.MULTILINE | re.DOTALL)
-BLOCKS = [(name, *block) for name, text in TEXTS.items() for block in BLOCK.findall(text)]
+# Each command takes seconds to start, so those of the longer documents run with the slow tests.
+SLOW = ('analysis.md', 'evaluation.md', 'training.md')
+BLOCKS = [
+    pytest.param(
+        name, *block, id=f'{name}-{number}', marks=[pytest.mark.slow] if name in SLOW else [])
+    for name, text in TEXTS.items() for number, block in enumerate(BLOCK.findall(text))]
 
 
 @pytest.mark.parametrize('name', TEXTS)
@@ -36,8 +41,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp('readme')
 
 
-@pytest.mark.parametrize(
-    'name, language, title, code', BLOCKS, ids=[f'{block[0]}-{number}' for number, block in enumerate(BLOCKS)])
+@pytest.mark.parametrize('name, language, title, code', BLOCKS)
 def test_the_block_runs(run, folder, name, language, title, code):
     if language == 'csv':
         check_csv(folder, code)
