@@ -14,8 +14,9 @@ ROOMS = {
     'mix', 'models', 'loss', 'task', 'data', 'metrics', 'engine', 'args', 'report', 'analysis', 'optim', 'checkpoint',
     'machine', 'stopping', 'tracking', 'building', 'inference', 'export', 'results', 'thresholds'}
 COMMANDS = {
-    'train', 'validate', 'predict', 'preview', 'data.stats', 'data.check', 'analysis.bias', 'analysis.convergence',
-    'analysis.low_resolution', 'analysis.small_objects', 'analysis.sweep'}
+    'train', 'validate', 'predict', 'preview', 'data.stats', 'data.check', 'analysis.bias', 'analysis.cam',
+    'analysis.convergence', 'analysis.html', 'analysis.low_resolution', 'analysis.small_objects', 'analysis.sweep',
+    'analysis.tsne'}
 # Rooms that each room may import; a room that is not named may import all but commands.
 MAY_IMPORT = {
     'mix': set(), 'loss': set(), 'metrics': set(), 'models': set(), 'data': set(),

@@ -1,0 +1,202 @@
+""" Which grid, and how many mixed images? mAP over both, with mean and deviation over seeds
+
+    for grid in 1x2 2x2 2x3 2x3-2; do for ratio in 0.125 0.25 0.5; do for seed in 0 1 2; do
+      python train.py ... --splicemix-grids $grid --splicemix-ratio $ratio --splicemix-drop-prob 0 --seed $seed \\
+        --output sweep --experiment $grid-$ratio-$seed
+    done; done; done
+    python -m timm_splicemix.analysis.sweep sweep/*
+
+Runs are folders of train.py, which differ in --splicemix-grids, --splicemix-ratio, --splicemix-drop-prob and --seed;
+those without grids are the baseline. Runs of the same grids and number of mixed images are one row of the table. In the
+picture a line is solid for grids without dropped cells, and dashed with.
+"""
+import argparse
+import logging
+import math
+import statistics
+from pathlib import Path
+from typing import Any, Optional, Sequence, Union
+
+from ..args import command, splicemix_kwargs
+from ..mix import SpliceMix, parse_grids
+from ..report import load_pyplot, save_figure
+from ..results import write_rows
+from .common import COLORS, Run, create_parser, format_table, output_folder, read_runs
+
+_logger = logging.getLogger(__name__)
+
+NAME = 'sweep'
+BASELINE = 'baseline'
+_SWEPT = {'splicemix_grids', 'splicemix_ratio', 'splicemix_drop_prob', 'seed'}
+# What says where, and not how, a run was made.
+_ELSEWHERE = {
+    'checkpoint_hist', 'data', 'data_dir', 'dataset_download', 'device', 'experiment', 'local_rank', 'log_interval',
+    'log_tensorboard', 'log_wandb', 'output', 'pin_mem', 'recovery_interval', 'resume', 'save_images',
+    'synchronize_step', 'wandb_project', 'wandb_resume_id', 'wandb_tags', 'workers'}
+_STEPS = 100
+
+
+def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    parser = create_parser(NAME, __doc__, 'RUN', 'folders of train.py', named=False)
+    parser.add_argument(
+        '--metric', default='eval_mAP', metavar='COLUMN', help='column of summary.csv (default: %(default)s)')
+    parser.add_argument(
+        '--epoch', choices=('best', 'last'), default='best',
+        help='epoch of a run that counts; the best one is chosen on the images that are scored (default: %(default)s)')
+    parser.add_argument(
+        '--ignore', nargs='+', default=(), metavar='FLAG', help='settings that may differ too, such as batch_size')
+    return parser.parse_args(argv)
+
+
+def describe_grids(settings: dict[str, Any]) -> str:
+    """ The grids of a run, with the probability of dropping cells if it matters.
+
+    Args:
+        settings: Flags of the run.
+    """
+    text = str(settings.get('splicemix_grids') or '')
+    if not text:
+        return BASELINE
+    grids = parse_grids(text)
+    prob = settings.get('splicemix_drop_prob', 0.)
+    drops = prob and any(grid.drop is None and grid.cells > 1 for grid in grids)
+    return ','.join(map(str, grids)) + (f' drop {prob:g}' if drops else '')
+
+
+def count_mixed(settings: dict[str, Any]) -> Union[int, float]:
+    """ Number of mixed images in a batch; with the ratio 'ref' it may depend on what is drawn, and is a mean.
+
+    Args:
+        settings: Flags of the run.
+    """
+    if not settings.get('splicemix_grids'):
+        return 0
+    try:
+        mixer = SpliceMix(**{**splicemix_kwargs(argparse.Namespace(**settings)), 'prob': 1.})
+        size = int(settings['batch_size'])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f'Expected all flags of SpliceMix in args.yaml, but got one without: {error}') from error
+    numbers = []
+    for step in range(_STEPS):
+        mixer.set_step(0, step)
+        numbers.append(mixer.plan(size).num_mixed)
+    return numbers[0] if len(set(numbers)) == 1 else sum(numbers) / len(numbers)
+
+
+def check_same_settings(runs: Sequence[Run], settings: Sequence[dict[str, Any]], ignore: Sequence[str] = ()) -> None:
+    """ Refuse runs that differ in more than what is swept.
+
+    Args:
+        runs: The runs.
+        settings: Flags of each.
+        ignore: Flags that may differ too.
+    """
+    free = _SWEPT | _ELSEWHERE | {name.lstrip('-').replace('-', '_') for name in ignore}
+    pairs = list(zip(runs, settings))
+    mixed = [(run, own) for run, own in pairs if own.get('splicemix_grids')]
+    for some, of_splicemix in ((pairs, False), (mixed, True)):  # its flags mean nothing to runs without it
+        for run, own in some[1:]:
+            first, flags = some[0]
+            for name in sorted({*own, *flags} - free):
+                if name.startswith('splicemix_') == of_splicemix and own.get(name) != flags.get(name):
+                    raise ValueError(
+                        f'Expected runs that differ in grids, number of mixed images and seed, but got {name} '
+                        f'{flags.get(name)} in {first.folder} and {own.get(name)} in {run.folder}: leave some out, or '
+                        f'let it differ (--ignore {name}).')
+
+
+def sweep_rows(
+        runs: Sequence[Run],
+        settings: Sequence[dict[str, Any]],
+        metric: str = 'eval_mAP',
+        epoch: str = 'best',
+) -> list[dict[str, Any]]:
+    """ Rows of the table, the baseline first, then by grid and number of mixed images.
+
+    Args:
+        runs: The runs.
+        settings: Flags of each.
+        metric: Column of the summaries.
+        epoch: Whether the 'best' or the 'last' epoch counts.
+
+    Returns:
+        Grids, number of mixed images, number of runs, mean and deviation of the metric over them (NaN if there is one),
+        and the gain over the baseline (NaN if there is none).
+    """
+    groups: dict[tuple[str, float], dict[Any, float]] = {}
+    for run, own in zip(runs, settings):
+        values = run.column(metric)
+        wanted = own.get('epochs')
+        if isinstance(wanted, int) and max(int(row['epoch']) for row in run.rows) + 1 < wanted:
+            _logger.warning(f'{run.folder} has {len(run.rows)} of {wanted} epochs.')
+        group = groups.setdefault((describe_grids(own), count_mixed(own)), {})
+        seed = own.get('seed')
+        if seed in group:
+            raise ValueError(
+                f'Expected runs of different seeds, but got two of seed {seed} with {describe_grids(own)} and '
+                f'{count_mixed(own):g} mixed images, the second in {run.folder}.')
+        group[seed] = max(values.values()) if epoch == 'best' else values[max(values)]
+    plain = groups.get((BASELINE, 0))
+    base = statistics.mean(plain.values()) if plain else math.nan
+    rows = []
+    for (grids, mixed), by_seed in sorted(groups.items(), key=lambda item: (item[0][0] != BASELINE, item[0])):
+        values = list(by_seed.values())
+        average = statistics.mean(values)
+        rows.append({
+            'grids': grids, 'mixed': mixed, 'runs': len(values), metric: average,
+            'deviation': statistics.stdev(values) if len(values) > 1 else math.nan,
+            'gain': average - base})
+    return rows
+
+
+def draw_sweep(rows: Sequence[dict[str, Any]], metric: str, path: Union[str, Path]) -> None:
+    """ Draw the metric over the number of mixed images, a line for each choice of grids, and bands of its deviation.
+
+    Args:
+        rows: What `sweep_rows` returned.
+        metric: Column of the summaries.
+        path: Picture to write; none is without matplotlib.
+    """
+    pyplot = load_pyplot()
+    if pyplot is None:
+        return
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout='constrained')
+    colors: dict[tuple[tuple[int, int], ...], str] = {}
+    for name in dict.fromkeys(row['grids'] for row in rows):
+        some = [row for row in rows if row['grids'] == name]
+        means = [row[metric] for row in some]
+        spread = [0. if math.isnan(row['deviation']) else row['deviation'] for row in some]
+        low, high = ([a + sign * b for a, b in zip(means, spread)] for sign in (-1, 1))
+        if name == BASELINE:
+            axes.axhline(means[0], color='#202124', linewidth=1, label=BASELINE)
+            axes.axhspan(low[0], high[0], color='#202124', alpha=0.1)
+            continue
+        grids = parse_grids(name.partition(' ')[0])
+        # A grid has one colour, with and without dropped cells.
+        color = colors.setdefault(tuple((grid.rows, grid.cols) for grid in grids), COLORS[len(colors) % len(COLORS)])
+        drops = ' drop ' in name or any(grid.drop for grid in grids)
+        places = [row['mixed'] for row in some]
+        axes.plot(places, means, color=color, linestyle='--' if drops else '-', marker='o', markersize=4, label=name)
+        axes.fill_between(places, low, high, color=color, alpha=0.12)
+    axes.set(xlabel='mixed images in a batch', ylabel=f'{metric}: mean and deviation')
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize='small')
+    save_figure(figure, path)
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    args = parse_args(argv)
+    runs = read_runs(args.paths)
+    settings = [run.settings() for run in runs]
+    check_same_settings(runs, settings, args.ignore)
+    rows = sweep_rows(runs, settings, args.metric, args.epoch)
+    print(format_table(rows, signed=['gain']))
+    folder = output_folder(args.output, NAME)
+    write_rows(rows, folder / f'{NAME}.csv')
+    draw_sweep(rows, args.metric, folder / f'{NAME}.png')
+    print(f'\nWritten to {folder}.')
+
+
+if __name__ == '__main__':
+    main()
