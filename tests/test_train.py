@@ -246,3 +246,41 @@ def test_a_run_may_go_on_with_a_new_optimizer(data, tmp_path):
     train(data, tmp_path, '--epochs', '2', '--opt', 'adamw', '--lr', '1e-3', '--resume', folder, '--no-resume-opt')
     assert [row['epoch'] for row in summary(folder)] == ['0', '1']
     assert 'exp_avg' in next(iter(read_checkpoint(folder / 'last.pth.tar')['optimizer']['state'].values()))
+
+
+def test_the_folder_alone_is_enough_to_go_on(data, whole_run, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1, 2)
+        with pytest.raises(SystemExit):
+            train(data, tmp_path, *EVERYTHING)
+    train_module.main(['--resume', str(tmp_path / 'run')])
+    assert_same_runs(tmp_path / 'run', whole_run)
+
+
+def test_a_new_run_leaves_the_files_of_another_one_alone(data, tmp_path):
+    first = train(data, tmp_path, '--epochs', '1')
+    before = {path.name: path.read_bytes() for path in first.iterdir()}
+    train(data, tmp_path, '--epochs', '1', '--seed', '5')
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
+    assert (tmp_path / 'run-2' / 'last.pth.tar').is_file()
+
+
+def test_a_run_that_lost_patience_does_not_train_on_when_it_is_resumed(data, tmp_path):
+    flags = ('--epochs', '9', '--patience', '1', '--lr', '0', '--sched', 'none', '--freeze-bn')
+    folder = train(data, tmp_path, *flags)
+    rows = summary(folder)
+    assert len(rows) == 2  # the first is the best
+    train_module.main(['--resume', str(folder)])
+    assert summary(folder) == rows
+
+
+def test_weights_of_other_classes_are_a_start(data, tmp_path):
+    torch.manual_seed(7)
+    source = timm.create_model('test_resnet', num_classes=9)
+    torch.save(source.state_dict(), tmp_path / 'weights.pth')
+    run = train(data, tmp_path, '--epochs', '1', '--lr', '0', '--freeze-bn', '--pretrained-path',
+                tmp_path / 'weights.pth')
+    mine = weights(run / 'last.pth.tar')
+    for name, value in source.state_dict().items():
+        if not name.startswith('fc.'):
+            assert torch.equal(mine[name], value), name

@@ -9,6 +9,7 @@ import torch
 from timm_splicemix import train as train_module
 
 from .runs import TINY, make_images, train
+from .test_train import stop_at
 
 
 @pytest.fixture(scope='module')
@@ -213,3 +214,27 @@ def test_splits_with_other_classes_are_refused(data, tmp_path, capsys):
     (images / 'val.csv').write_text('image,labels\n' + ''.join(f'{index}.png,red;green\n' for index in range(8)))
     line = refusal(capsys, *TINY, '--data-dir', images, '--output', tmp_path)
     assert 'Expected the same classes to train and to validate on' in line
+
+
+def test_weights_of_another_model_or_none_are_refused_to_start_from(data, finished, tmp_path, capsys):
+    torch.save({'a': torch.zeros(2)}, tmp_path / 'none.pth')
+    (tmp_path / 'text.pth').write_text('hello')
+    vit = ('--model', 'test_vit', '--img-size', '160')
+    for flags, words in (
+            ([*vit, '--pretrained-path', finished / 'last.pth.tar'], 'weights of VisionTransformer.* has 0 of its'),
+            (['--pretrained-path', tmp_path / 'none.pth'], 'has 0 of its'),
+            (['--pretrained-path', tmp_path / 'text.pth'], 'which is not one or is not whole'),
+            (['--initial-checkpoint', tmp_path / 'text.pth'], 'which is not one or is not whole'),
+            ([*vit, '--initial-checkpoint', finished / 'last.pth.tar'], 'test_vit')):
+        line = refusal(capsys, *TINY, '--data-dir', data, '--output', tmp_path, *flags)
+        assert_matches(line, words)
+        assert len(line) < 500
+
+
+def test_a_run_cut_in_an_epoch_does_not_go_on_with_other_batches(data, tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_at(patch, 0, 2)
+        with pytest.raises(SystemExit):
+            train(data, tmp_path)
+    line = refusal(capsys, '--resume', tmp_path / 'run', '--batch-size', '8')
+    assert 'num_batches of 4' in line and '--batch-size' in line

@@ -11,9 +11,17 @@ from timm.utils import freeze
 from torch import nn
 
 from .args import dataset_kwargs, loss_kwargs, uses_softmax
+from .checkpoint import read_tensors
 from .data import MultiLabelDataset, check_same_classes, create_dataset
 from .loss import UnionCrossEntropy, create_loss, positive_weights
-from .models import create_model, freeze_batch_norm, init_classifier, mean_prior_bias, prior_bias
+from .models import (
+    classifier_parameters,
+    create_model,
+    freeze_batch_norm,
+    init_classifier,
+    mean_prior_bias,
+    prior_bias,
+)
 
 
 def create_datasets(args: argparse.Namespace) -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
@@ -85,6 +93,8 @@ def build_model(args: argparse.Namespace, num_classes: Optional[int]) -> tuple[n
     if size and cfg is not None and cfg.fixed_input_size and size != tuple(cfg.input_size[1:]):
         kwargs.setdefault('img_size', size)
     weights = {}
+    for path in filter(None, (args.pretrained_path, args.initial_checkpoint)):
+        read_tensors(path)  # says in a sentence if it is none
     if args.pretrained_path:  # without its classifier, whatever that was for
         weights['pretrained_cfg_overlay'] = {'file': args.pretrained_path, 'num_classes': -1}
     try:
@@ -93,11 +103,37 @@ def build_model(args: argparse.Namespace, num_classes: Optional[int]) -> tuple[n
             drop_block_rate=args.drop_block, bn_momentum=args.bn_momentum, bn_eps=args.bn_eps,
             checkpoint_path=args.initial_checkpoint, **weights, **kwargs)
     except (AssertionError, FileNotFoundError, RuntimeError, TypeError) as error:  # what timm raises at a user
-        raise ValueError(f"Expected model '{args.model}' to take the flags, but got: {error or repr(error)}") from error
+        reason = ' '.join((str(error) or repr(error)).split())
+        raise ValueError(f"Expected model '{args.model}' to take the flags, but got: {reason[:300]}") from error
+    if args.pretrained_path:
+        check_weights_arrived(model, args.pretrained_path)
     if num_classes not in (None, model.num_classes):
         raise ValueError(f'Expected a model of {num_classes} classes, but got one of {model.num_classes}.')
     kwargs.update(num_classes=model.num_classes)
     return model, {name: value for name, value in kwargs.items() if value is not None}
+
+
+@torch.no_grad()
+def check_weights_arrived(model: nn.Module, path: str) -> None:
+    """ Refuse weights of another model, of which timm takes what fits by name and leaves the rest at random.
+
+    Some weights may be renamed or adapted to another number of channels or image size, so most have to be there.
+
+    Args:
+        model: Model that was created with the weights.
+        path: File of weights.
+    """
+    tensors = read_tensors(path)
+    if tensors is None:
+        return
+    there = {(value.numel(), value.double().sum().item()) for value in tensors}
+    head = {id(parameter) for parameter in classifier_parameters(model)}
+    backbone = [parameter for parameter in model.parameters() if id(parameter) not in head]
+    found = sum((parameter.numel(), parameter.double().sum().item()) in there for parameter in backbone)
+    if found < len(backbone) / 2:
+        raise ValueError(
+            f'Expected weights of {type(model).__name__} for --pretrained-path, but got {path}, which has {found} of '
+            f'its {len(backbone)} weights.')
 
 
 def resolve_images(args: argparse.Namespace, model: nn.Module, in_chans: int) -> dict[str, Any]:
@@ -187,6 +223,8 @@ def freeze_modules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
             raise ValueError(f"Expected --freeze to name modules of the model, such as {children}, but got '{name}'.")
     if names:
         freeze(model, list(names), include_bn_running_stats=False)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError('Expected --freeze to leave something to train, but got all of the model.')
     return [known[name] for name in names]
 
 

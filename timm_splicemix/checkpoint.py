@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from timm.models import clean_state_dict
 from timm.utils import CheckpointSaver
 from torch import nn
@@ -17,8 +19,8 @@ from .report import written_whole
 _logger = logging.getLogger(__name__)
 
 __all__ = [
-    'CheckpointInfo', 'RunSaver', 'check_same_model', 'find_checkpoint', 'load_checkpoint', 'load_weights',
-    'read_checkpoint']
+    'CheckpointInfo', 'RunSaver', 'check_same_model', 'find_checkpoint', 'has_checkpoints', 'load_checkpoint',
+    'load_weights', 'read_checkpoint', 'read_tensors']
 
 LAST, BEST = 'last.pth.tar', 'model_best.pth.tar'
 _OURS = 'timm_splicemix'  # key of what timm's checkpoints don't have
@@ -87,6 +89,25 @@ def read_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
             raise ValueError(f'Expected a checkpoint, but got {path}, which holds no weights of a model.')
         state = {'state_dict': weights}
     return state
+
+
+def read_tensors(path: Union[str, Path]) -> Optional[list[torch.Tensor]]:
+    """ All weights of a file, or None for formats that only timm reads.
+
+    Args:
+        path: File of weights, in the format that its name ends in.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in ('.npz', '.npy'):
+        return None
+    if suffix == '.safetensors':
+        try:
+            return list(load_file(path).values())
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f'Expected a file of safetensors, but got {path}: {error}') from error
+    state = read_checkpoint(path)
+    parts = [state.get(name) or {} for name in ('state_dict', 'state_dict_ema')]
+    return [value for part in parts for value in part.values() if isinstance(value, torch.Tensor)]
 
 
 def load_checkpoint(
@@ -160,6 +181,15 @@ def check_same_model(state: dict[str, Any], info: CheckpointInfo, path: Path) ->
         raise ValueError(
             f'Expected a checkpoint with the classes of the data set ({len(info.class_names)}), but got {path} with '
             f'{len(names)} others.')
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """ Whether a run wrote checkpoints to a folder.
+
+    Args:
+        folder: Any path.
+    """
+    return (folder / LAST).is_file() or any(folder.glob('recovery-*.pth.tar'))
 
 
 def find_checkpoint(path: Union[str, Path]) -> Path:

@@ -106,9 +106,11 @@ def _align(maps: torch.Tensor, box: tuple[float, float, float, float]) -> torch.
     """What maps (B, C, h, w) show in a box, given by parts of their sides, at the size of the maps."""
     height, width = maps.shape[2:]
     left, top, right, bottom = box
-    corners = torch.tensor([left * width, top * height, right * width, bottom * height], dtype=maps.dtype)
-    rois = torch.cat([torch.arange(len(maps), dtype=maps.dtype).view(-1, 1), corners.expand(len(maps), 4)], dim=1)
-    return roi_align(maps, rois.to(maps.device, non_blocking=True), (height, width), aligned=True)
+    corners = torch.tensor([left * width, top * height, right * width, bottom * height])
+    rois = torch.cat([torch.arange(len(maps)).view(-1, 1).float(), corners.expand(len(maps), 4)], dim=1)
+    rois = rois.to(maps.device, non_blocking=True)
+    with torch.autocast(maps.device.type, enabled=False):  # half precision has no exact row numbers
+        return roi_align(maps.float(), rois, (height, width), aligned=True).to(maps.dtype)
 
 
 def _with_prefix(spec: Any) -> Any:
@@ -291,7 +293,8 @@ class SpliceMixTask(TrainingTask):
         if cell_logits is None:
             return logits.new_zeros(())
         if isinstance(plan, RecursivePlan):
-            return self.consistency(cell_logits, plan.partner_logits())
+            said_before = plan.partner_logits().to(cell_logits.device)  # from the CPU after a run went on
+            return self.consistency(cell_logits, said_before)
         sources = torch.cat([record.sources.flatten() for record in plan.records])  # (N,), of all cells
         dropped = torch.cat([record.dropped.flatten() for record in plan.records])
         sources = sources.to(logits.device, non_blocking=True)

@@ -10,6 +10,7 @@ A run writes checkpoints, args.yaml, classes.txt, summary.csv and curves.png to 
 import argparse
 import logging
 import math
+import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -36,6 +37,7 @@ from .args import (
     map_defaults_of_data,
     parse_with_config,
     refuse_unsupported,
+    uses_config,
 )
 from .building import (
     build_model,
@@ -54,6 +56,7 @@ from .checkpoint import (
     RunSaver,
     check_same_model,
     find_checkpoint,
+    has_checkpoints,
     load_weights,
     read_checkpoint,
 )
@@ -89,14 +92,38 @@ def build_parser() -> CommandParser:
     return parser
 
 
+def parse_args(
+        parser: CommandParser,
+        argv: Optional[Sequence[str]] = None,
+) -> tuple[argparse.Namespace, set[str]]:
+    """ Parse the command line; a run that goes on has the flags that it had, unless told otherwise.
+
+    Args:
+        parser: Parser of the flags.
+        argv: The command line, that of the process if None.
+
+    Returns:
+        The flags, and the names of those that the user set.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args, given = parse_with_config(parser, argv)
+    settings = Path(args.resume) / 'args.yaml' if Path(args.resume).is_dir() else Path(args.resume).parent / 'args.yaml'
+    if not args.resume or uses_config(parser, argv) or not settings.is_file():
+        return args, given
+    args, all_given = parse_with_config(parser, [*argv, '--config', str(settings)])
+    for name in {'output', 'experiment', 'start_epoch', 'no_resume_opt'} - given:  # of how it was started
+        setattr(args, name, parser.get_default(name))
+    return args, all_given
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = build_parser()
-    args, given = parse_with_config(parser, argv)
+    args, given = parse_args(parser, argv)
     setup_default_logging()
     refuse_unsupported(args, parser)
+    settings = dict(vars(args))  # what is made of them on a machine is no setting
     map_defaults(args, given)
-    settings = {name: getattr(args, name) for name in vars(args)}  # what a machine adds is no setting
     device = set_up_device(args)
     if args.rank:
         logging.getLogger().setLevel(logging.WARNING)
@@ -142,12 +169,12 @@ class Run:
         check_image_size(model, self.data_config['input_size'])
         if args.grad_checkpointing:
             checkpoint_gradients(model)
-        self.frozen = freeze_modules(model, args.freeze)
         model.to(device=device, dtype=self.dtype)
         if args.channels_last:
             model.to(memory_format=torch.channels_last)
         if args.distributed and args.sync_bn:
             model = convert_sync_batchnorm(model)
+        self.frozen = freeze_modules(model, args.freeze)
 
         # Loader
         self.train_loader, self.val_loader = self._create_loaders()
@@ -155,6 +182,11 @@ class Run:
 
         # Mix, model, head, loss: the task
         self.mixer = create_mixer(args, num_classes=num_classes, seed=args.seed)
+        varies = args.splicemix_prob < 1 or args.splicemix_mode != 'batch'
+        if args.distributed and args.splicemix_batch == 'alternate' and varies:
+            raise ValueError(
+                'Expected --splicemix-prob 1 and --splicemix-mode batch for --splicemix-batch alternate with several '
+                'processes, but got others: processes would make different numbers of updates.')
         self.task = SpliceMixTask(
             model, create_criterion(args, self.multi_label, num_classes, self.train_set), self.mixer,
             consistency_weight=args.splicemix_cl or (args.recursivemix_cl if args.recursivemix else 0.),
@@ -200,17 +232,23 @@ class Run:
         with StopRequest(args.distributed) as self.stop:
             try:
                 for epoch in range(self.start_epoch, self.num_epochs):
-                    if self._epoch(epoch) and args.patience:
+                    if self._has_lost_patience(epoch - 1):
                         _logger.info(f'Stops after {args.patience} epochs without a better {args.eval_metric}.')
                         break
+                    self._epoch(epoch)
             except StopTraining:
                 self._leave()
         if self.is_primary:
             self.tracker.close()
             self._tell_results()
 
-    def _epoch(self, epoch: int) -> bool:
-        """Train and evaluate; returns whether `patience` epochs brought nothing better."""
+    def _has_lost_patience(self, epoch: int) -> bool:
+        """Whether the last epochs up to this one, as many as --patience says, brought nothing better."""
+        best = self.saver.best_epoch if self.is_primary else None
+        return self._agree(bool(self.args.patience) and best is not None and epoch - best >= self.args.patience)
+
+    def _epoch(self, epoch: int) -> None:
+        """Train and evaluate."""
         args = self.args
         self.epoch = epoch
         set_training(self.task, self.frozen, args.freeze_bn)
@@ -239,7 +277,7 @@ class Run:
         if self.scheduler is not None:
             self.scheduler.step(epoch + 1, metric)
         if not self.is_primary:
-            return self._agree(False)
+            return
         self.tracker.add(epoch, train_metrics, eval_metrics, lr)
         self.saver.progress = {'scheduler': scheduler_state(self.scheduler)}
         best, best_epoch = self.saver.save_checkpoint(epoch, metric)
@@ -247,7 +285,6 @@ class Run:
             _logger.info(
                 f'Epoch {epoch}: {args.eval_metric} {metric:.3f}, best {best:.3f} (epoch {best_epoch}), '
                 f'loss {train_metrics["loss"]:.4f}')
-        return self._agree(bool(args.patience) and best_epoch is not None and epoch - best_epoch >= args.patience)
 
     def _evaluate(self, averages: Averages) -> dict[str, float]:
         """Metrics of the model and, with other names, of its moving average."""
@@ -312,7 +349,9 @@ class Run:
         state = averages.state_dict(self.args.distributed)
         if self.is_primary:
             mixer = {} if self.mixer is None else self.mixer.state_dict()
-            self.saver.progress = {'scheduler': scheduler_state(self.scheduler), 'averages': state, 'mixer': mixer}
+            self.saver.progress = {
+                'scheduler': scheduler_state(self.scheduler), 'averages': state, 'mixer': mixer,
+                'num_batches': self.num_batches, 'world_size': self.args.world_size}
             self.saver.save_recovery(self.epoch, done)
 
     def _leave(self) -> None:
@@ -389,6 +428,12 @@ class Run:
             if args.start_epoch is None:
                 epoch = state.get('epoch', -1) + (state.get('version', 2) > 1)  # timm's oldest were one ahead
                 batch, averages = ours.get('next_batch', 0), progress.get('averages')
+                for name, value in (('num_batches', self.num_batches), ('world_size', args.world_size)):
+                    if batch and progress.get(name, value) != value:
+                        raise ValueError(
+                            f'Expected to go on in the middle of an epoch with a {name} of {progress[name]}, as in '
+                            f'{checkpoint}, but got {value}: keep --batch-size and the number of processes, or resume '
+                            'last.pth.tar.')
                 if self.mixer is not None and progress.get('mixer'):
                     self.mixer.load_state_dict(progress['mixer'])
             if averages is not None and not self.is_primary:
@@ -431,9 +476,13 @@ class Run:
             rows = {int(row['epoch']): row for row in read_summary(self.tracker.summary)}
             _logger.info(format_metrics(rows.get(self.saver.best_epoch, {})))
         _logger.info(f'\nCheckpoint  {best}\nCurves      {self.folder / "curves.png"}')
-        data = f'--data-dir {self.args.data_dir} ' if self.args.data_dir else ''
-        dataset = f'--dataset {self.args.dataset} ' if self.args.dataset else ''
-        _logger.info(f'Validate    python validate.py {data}{dataset}--checkpoint {best}')
+        args = self.args
+        flags = {
+            '--data-dir': args.data_dir, '--dataset': args.dataset, '--class-map': args.class_map,
+            '--val-ann': args.val_ann, '--split': args.val_split if args.val_split != 'validation' else None,
+            '--metrics': args.metrics if args.metrics != 'paper' else None, '--checkpoint': str(best)}
+        flags = ' '.join(f'{flag} {shlex.quote(value)}' for flag, value in flags.items() if value)
+        _logger.info(f'Validate    python validate.py {flags}')
 
 
 def output_folder(args: argparse.Namespace, checkpoint: Optional[Path], input_size: Sequence[int]) -> Path:
@@ -448,7 +497,12 @@ def output_folder(args: argparse.Namespace, checkpoint: Optional[Path], input_si
         return checkpoint.parent
     model = args.model.replace('/', '_').replace(':', '_')
     name = args.experiment or f'{datetime.now():%Y%m%d-%H%M%S}-{model}-{input_size[-1]}'
-    return Path(args.output or 'output/train') / name
+    first = folder = Path(args.output or 'output/train') / name
+    number = 1
+    while has_checkpoints(folder) and (checkpoint is None or checkpoint.parent.resolve() != folder.resolve()):
+        number += 1
+        folder = first.with_name(f'{name}-{number}')  # nothing of another run is lost
+    return folder
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 from .check import map_defaults, map_defaults_of_data, refuse_unsupported, uses_softmax
 from .command import CommandParser, command
-from .config import dump_args, parse_with_config
+from .config import dump_args, parse_with_config, uses_config
 from .dataset import add_dataset_args, add_label_args, dataset_kwargs
 from .loss import add_loss_args, loss_kwargs
 from .mixer import add_mixer_args, create_mixer
@@ -45,5 +45,6 @@ __all__ = [
     'refuse_in_validation',
     'refuse_unsupported',
     'splicemix_kwargs',
+    'uses_config',
     'uses_softmax',
 ]

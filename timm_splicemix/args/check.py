@@ -95,12 +95,16 @@ _NEEDS = {
     'mixup_mode': _PAIRS,
     'mixup_off_epoch': (*_MIXERS, 'splicemix_grids'),
     'mixup_prob': _MIXERS,
-    'mixup_switch_prob': ('mixup', 'cutmix'),
     'recursivemix_cl': ('recursivemix',),
     'splice_with_ratio': ('splice_with',),
     'splicemix_cl': ('splicemix_grids',),
+    'splicemix_batch': ('splicemix_grids',),
     'splicemix_cl_no_detach': ('splicemix_cl',),
+    'splicemix_drop_prob': ('splicemix_grids',),
+    'splicemix_mode': ('splicemix_grids',),
     'splicemix_off_epoch': ('splicemix_grids',),
+    'splicemix_prob': ('splicemix_grids',),
+    'splicemix_ratio': ('splicemix_grids',),
     'torchcompile_mode': ('torchcompile',),
 }
 
@@ -154,6 +158,11 @@ def refuse_unsupported(args: argparse.Namespace, parser: argparse.ArgumentParser
     for name, needed in _NEEDS.items():
         if getattr(args, name) != parser.get_default(name) and not any(getattr(args, other) for other in needed):
             raise ValueError(f'Expected {" or ".join(map(_flag, needed))} with {_flag(name)}, but got none.')
+    if args.mixup_switch_prob != parser.get_default('mixup_switch_prob') and not (
+            args.mixup and (args.cutmix or args.cutmix_minmax)):
+        raise ValueError('Expected --mixup and --cutmix with --mixup-switch-prob, but got one of them or none.')
+    if args.torchcompile == 'eager' and args.grad_checkpointing:
+        raise ValueError('Expected another backend with --grad-checkpointing, but got --torchcompile eager.')
     if args.cooldown_epochs and args.sched not in ('cosine', 'tanh', 'poly'):
         raise ValueError(f'Expected --sched cosine, tanh or poly with --cooldown-epochs, but got {args.sched}.')
     if args.torchcompile and args.torchcompile not in torch.compiler.list_backends(exclude_tags=()):

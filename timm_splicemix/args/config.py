@@ -59,6 +59,16 @@ def parse_with_config(
     return args, given
 
 
+def uses_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> bool:
+    """ Whether a command line names a YAML file of flags.
+
+    Args:
+        parser: Parser that `parse_with_config` was called with before.
+        argv: The command line.
+    """
+    return parser.parse_args(argv).config is not None
+
+
 def dump_args(args: argparse.Namespace) -> str:
     """ Write flags as YAML that `parse_with_config` reads back, and timm too if it knows them.
 
