@@ -41,7 +41,7 @@ bench: $(INSTALLED)  ## run all benchmarks; one that misses its ratio says so an
 	-$(BIN)/python benchmarks/mixer.py
 	-$(BIN)/python benchmarks/mixer.py --threads 2 --at-least 1
 	-$(BIN)/python benchmarks/mixer.py --channels-last --at-least 1
-	-$(BIN)/python benchmarks/loader.py
+	-$(BIN)/python benchmarks/loader.py --workers 1
 	-$(BIN)/python benchmarks/metrics.py
 	-$(BIN)/python benchmarks/step.py
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import SelectAdaptivePool2d
 
+from tests.conftest import REPOSITORY
 from tests.helpers import make_batch, raises_error, rng
 from timm_splicemix.loss import consistency_loss
 from timm_splicemix.mix import Grid, SpliceMix, split_cells
@@ -145,6 +146,13 @@ ROWS = {
 QUICK = {
     'beit', 'convnext', 'cpubone', 'deit', 'efficientvit_mit', 'levit', 'mambaout', 'pit', 'repvit', 'resnet',
     'swin_transformer', 'vgg', 'vision_transformer', 'volo', 'xcit',
+}
+
+
+# Where a checkpoint can be loaded by timm, but not its pooling, as docs/training.md says
+NOT_BY_TIMM = {
+    *MAX_BEFORE_HEAD, 'deit', 'sequencer', 'swin_transformer', 'swin_transformer_v2', 'vision_transformer',
+    'vision_transformer_hybrid',
 }
 
 
@@ -307,3 +315,23 @@ def test_a_family_without_consistency_learning_says_why(family):
     model, size = make_model(family, None)
     with raises_error(f'but got .*{FAMILIES[family][0]}: {NO_CONSISTENCY[family]}'):
         check_consistency(model, size)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('family', families(FAMILIES.keys() - NO_MAX.keys()))
+def test_plain_timm_rebuilds_the_pooling_except_where_the_document_says(family):
+    model, size = make_model(family)
+    try:
+        theirs, _ = make_model(family, create=timm.create_model)
+        theirs.load_state_dict(model.state_dict())
+        images = torch.randn(2, 3, size, size, generator=rng())
+        same = torch.allclose(theirs.eval()(images), model.eval()(images), atol=1e-5)
+    except (AssertionError, RuntimeError, ValueError):
+        same = False
+    assert same == (family not in NOT_BY_TIMM)
+
+
+def test_the_document_lists_the_families_that_plain_timm_does_not_rebuild():
+    text = (REPOSITORY / 'docs' / 'training.md').read_text(encoding='utf-8')
+    listed = text.partition('max pooling of these families: ')[2].partition('.')[0].split(', ')
+    assert listed == sorted(NOT_BY_TIMM)
