@@ -27,10 +27,10 @@ nav a { color: #174ea6; margin-right: 14px; display: inline-block; }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
 th, td { padding: 4px 10px; border-bottom: 1px solid #e8eaed; text-align: right; vertical-align: top;
   min-width: 64px; overflow-wrap: break-word; }
-thead th { border-bottom: 2px solid #dadce0; vertical-align: bottom; min-width: 84px; overflow-wrap: anywhere; }
+thead th { border-bottom: 2px solid #dadce0; vertical-align: bottom; min-width: 84px; }
 tbody th { font-weight: normal; }
 th:first-child { position: sticky; left: 0; background: #fff; text-align: left; min-width: 84px; max-width: 44vw;
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
 .words td, .words th { text-align: left; }
 .words td { min-width: 130px; max-width: 480px; overflow-wrap: anywhere; }
 .panels { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); }
