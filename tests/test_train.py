@@ -284,3 +284,11 @@ def test_weights_of_other_classes_are_a_start(data, tmp_path):
     for name, value in source.state_dict().items():
         if not name.startswith('fc.'):
             assert torch.equal(mine[name], value), name
+
+
+def test_without_matplotlib_a_run_has_no_curves_and_says_so_once(data, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)  # as if it were not installed
+    folder = train(data, tmp_path)
+    assert not (folder / 'curves.png').exists()
+    assert len(summary(folder)) == 2
+    assert caplog.text.count("pip install 'timm-splicemix[plot]'") == 1
