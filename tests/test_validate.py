@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +14,11 @@ from sklearn.metrics import average_precision_score, precision_recall_fscore_sup
 
 import timm_splicemix as tsm
 from tests.helpers import raises_error
-from tests.timm_flags import VALIDATE
 from timm_splicemix import results
-from timm_splicemix.args.validate import REFUSED_IN_VALIDATION
 from timm_splicemix.checkpoint import CheckpointInfo, RunSaver
 from timm_splicemix.inference import AveragingMeter, ChosenOutputs, FlipAverage, load_model, match_classes
 from timm_splicemix.results import Scores
-from timm_splicemix.validate import build_parser, is_out_of_memory, main
+from timm_splicemix.validate import is_out_of_memory, main
 
 CLASSES = ('bird', 'cat', 'dog')
 DATA_CONFIG = {
@@ -373,21 +370,6 @@ def test_two_processes_give_the_digits_of_one(run, place, tmp_path, plots):
     assert sorted(path.name for path in (tmp_path / 'one').iterdir()) == sorted(
         path.name for path in (tmp_path / 'two').iterdir())
     assert (done.stdout + done.stderr).count('Results   ') == 1  # only one process speaks
-
-
-def test_every_flag_of_timm_is_honoured_or_refused(place, capsys):
-    files = ('validate.py', 'args/validate.py', 'args/dataset.py', 'machine.py')
-    source = ''.join((Path(tsm.__file__).parent / file).read_text() for file in files)
-    for name in VALIDATE:
-        assert name in REFUSED_IN_VALIDATION or f'args.{name}' in source or f"'{name}'" in source, name
-    parser = build_parser()
-    values = {'naflex_loader': None, 'tf_preprocessing': None, 'keep_labels': '75', 'voc_difficult': 'ignore'}
-    for name in REFUSED_IN_VALIDATION:
-        flag = f"--{name.replace('_', '-')}"
-        value = values.get(name, '2')
-        line = refusal(capsys, arguments(place, flag, *([value] if value else [])))
-        assert f'Expected no {flag}' in line
-    assert parser.format_help()
 
 
 @pytest.mark.parametrize('flags, message', [

@@ -110,7 +110,10 @@ def load_model(
     trained_size = tuple(data_config['input_size'][1:])
     data_config['input_size'] = (channels, *(image_size or trained_size))
     for key in ('mean', 'std'):
-        data_config[key] = _per_channel(key, data_options.pop(key, data_config[key]), channels)
+        own = data_config[key]
+        if len(own) not in (1, channels):  # those of colours
+            own = (sum(own) / len(own),)
+        data_config[key] = _per_channel(key, data_options.pop(key, own), channels)
     data_config.update(data_options)
     model.eval()
     made_for = options.get('img_size')

@@ -37,7 +37,9 @@ from .args import (
     parse_with_config,
     refuse_in_validation,
 )
+from .building import check_image_mode
 from .data import MultiLabelDataset, WdsDataset, create_dataset, create_loader, is_training_split
+from .data.hfds import ReaderHfdsMultiLabel
 from .engine import AccuracyMeter, Step, evaluate
 from .export import export_model
 from .inference import (
@@ -270,7 +272,9 @@ class Validation:
         splits = (args.split, args.tune_split or '')
         if args.train_ann and not any(map(is_training_split, splits)):
             raise ValueError(f"Expected --val-ann for split '{args.split}', but got --train-ann {args.train_ann}.")
-        options: dict[str, Any] = {'input_img_mode': args.input_img_mode or ('L' if self.input_size[0] == 1 else 'RGB')}
+        channels = self.input_size[0]
+        options: dict[str, Any] = {'input_img_mode': args.input_img_mode or ('L' if channels == 1 else 'RGB')}
+        check_image_mode(options['input_img_mode'], channels)
         if args.dataset_trust_remote_code:
             options['trust_remote_code'] = True
         if args.dataset.startswith(('tfds/', 'wds/', 'hfids/')):
@@ -284,7 +288,7 @@ class Validation:
     def _names_are_wanted(self, kwargs: dict[str, Any]) -> bool:
         """Whether the data set can be told the classes of the checkpoint, so that a split that lacks some has them."""
         name = self.args.dataset
-        listed = name in ('', 'folder') and kwargs['annotations'] is not None
+        listed = name.lower() in ('', 'folder', 'image_folder') and kwargs['annotations'] is not None
         takes = name == 'csv' or listed or name.startswith(('hfds/', 'wds/'))
         known = bool(self.info.class_names) and self.info.multi_label
         return takes and known and not self.args.class_map and not self.args.valid_labels
@@ -505,15 +509,25 @@ def check_apart(
         tune_split: Name of the first split.
         split: Name of the second.
     """
-    files = [
-        {dataset.filename(index, absolute=True) for index in range(len(dataset))}
-        if isinstance(dataset, MultiLabelDataset) else set() for dataset in (tuned, evaluated)]
-    shared = len(files[0] & files[1])
+    shared = len(_places(tuned) & _places(evaluated))
     if shared or tune_split == split:
         what = f'{shared:,} images of both' if shared else f"'{split}' for both"
         raise ValueError(
             f"Expected --tune-split with other images than --split '{split}', but got {what}: thresholds look better "
             'than they are on the images that they were tuned on.')
+
+
+def _places(dataset: torch.utils.data.Dataset) -> set[str]:
+    """Where each image is; none if the data set does not say."""
+    if isinstance(dataset, WdsDataset):
+        return set(map(dataset.filename, range(dataset.num_samples)))
+    if not isinstance(dataset, MultiLabelDataset):
+        return set()
+    if isinstance(dataset.reader, ReaderHfdsMultiLabel):  # its names of images come again in each split
+        table = dataset.reader.dataset
+        where = ' '.join([str(table.split), *(file['filename'] for file in table.cache_files)])
+        return {f'{where}:{index}' for index in range(len(dataset))}
+    return {dataset.filename(index, absolute=True) for index in range(len(dataset))}
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -28,6 +28,13 @@ REFUSED_IN_VALIDATION = {
     'keep_labels_seed': _HIDDEN,
     'voc_difficult': 'it is for training, use --voc-difficult-eval',
 }
+# Flags that only some data sets have a use for; others that a data set lacks it refuses itself.
+_OF_DATA_SETS = {
+    'num_samples': ('hfids/', 'tfds/', 'wds/'),
+    'dataset_download': ('coco/', 'voc/', 'torch/', 'hfids/', 'tfds/'),
+    'dataset_trust_remote_code': ('hfds/', 'hfids/'),
+}
+_NOT_OF_TORCH = ('class_map', 'input_img_mode')
 _AT_LEAST_ONE = (
     'batch_size', 'img_size', 'in_chans', 'num_classes', 'num_samples', 'log_freq', 'bootstrap')
 _AT_LEAST_ZERO = ('workers', 'crop_border_pixels')
@@ -146,6 +153,18 @@ def refuse_in_validation(args: argparse.Namespace, parser: argparse.ArgumentPars
             'the model is among those evaluated anyway.')
     if args.test_pool and args.gp == 'max':
         raise ValueError('Expected --test-pool or --gp max, but got both: test pooling averages.')
+    _check_data_set(args)
+
+
+def _check_data_set(args: argparse.Namespace) -> None:
+    """Refuse flags that the data set has no use for, which it would not notice itself."""
+    for name, prefixes in _OF_DATA_SETS.items():
+        if getattr(args, name) and not args.dataset.startswith(prefixes):
+            names = ', '.join(f'{prefix}...' for prefix in prefixes)
+            raise ValueError(f"Expected {_flag(name)} with a data set among {names}, but got '{args.dataset}'.")
+    for name in _NOT_OF_TORCH:
+        if getattr(args, name) and args.dataset.startswith('torch/'):
+            raise ValueError(f"Expected no {_flag(name)} with a data set of torchvision, but got '{args.dataset}'.")
 
 
 def check_values(args: argparse.Namespace) -> None:

@@ -126,8 +126,10 @@ def _check_all_scored(meter: Any, loader: Any, distributed: bool, device: torch.
     """A result must be over all images of the data set, however many processes there are."""
     if not hasattr(loader.dataset, '__len__'):
         return
+    number = getattr(loader.dataset, 'num_samples', None)  # the length of a stream is that of this process alone
+    number = len(loader.dataset) if number is None else number
     scored = torch.tensor(len(meter), device=device)
     if distributed:
         torch.distributed.all_reduce(scored)
-    if int(scored) != len(loader.dataset):
-        raise ValueError(f'Expected to score {len(loader.dataset)} images, but got {int(scored)}.')
+    if int(scored) != number:
+        raise ValueError(f'Expected to score {number} images, but got {int(scored)}.')

@@ -1,0 +1,628 @@
+""" No flag of validate.py is parsed and ignored: each has a test of what it does, or is refused """
+# ruff: noqa: F811 - fixtures that are imported are arguments too
+import csv
+import json
+import logging
+import sys
+
+import numpy as np
+import pytest
+import timm
+import timm.data
+import torch
+from PIL import Image
+from timm.layers import is_fast_norm, set_fast_norm
+from torchvision.transforms.functional import pil_to_tensor
+
+import timm_splicemix as tsm
+from tests.test_coco import write_coco
+from tests.test_validate import (
+    CLASSES,
+    arguments,
+    labels_of,
+    logits_of,
+    place,  # noqa: F401 - used by pytest, as quiet
+    quiet,  # noqa: F401
+    refusal,
+    validate,
+    write_checkpoint,
+    write_data,
+)
+from tests.test_voc import make_voc
+from tests.test_wds import write_tar
+from tests.timm_flags import VALIDATE
+from timm_splicemix import validate as validate_module
+from timm_splicemix.args.validate import REFUSED_IN_VALIDATION
+from timm_splicemix.data import registry
+from timm_splicemix.data.voc import VOC_CLASSES
+from timm_splicemix.inference import FlipAverage
+from timm_splicemix.results import Scores
+from timm_splicemix.validate import build_parser, main
+
+ACTIONS = {action.dest: action for action in build_parser()._actions if action.dest != 'help'}
+RAW = ('--mean', '0', '--std', '1')  # pixels from 0 to 1
+SHOWN = set()  # flags that some test shows the effect or the refusal of
+
+
+def shows(*names):
+    """Say which flags a test is about, by their names in the parsed arguments."""
+    assert set(names) <= ACTIONS.keys(), set(names) - ACTIONS.keys()
+
+    def note(test):
+        SHOWN.update(names)
+        return test
+
+    return note
+
+
+class Seen:
+    """What was evaluated last: the model, its images and its step."""
+
+    def __init__(self, model, loader, meter, step, *_):
+        self.model, self.loader, self.meter, self.step = model, loader, meter, step
+
+    @property
+    def images(self):
+        return torch.cat([images for images, _ in self.loader])
+
+    def output(self):
+        with torch.inference_mode(), self.step.autocast():
+            images, _ = self.step.to_device(*next(iter(self.loader)))
+            return self.model(images)
+
+
+@pytest.fixture
+def look(place, tmp_path, monkeypatch):
+    """Validate with some flags, and see what was evaluated."""
+    seen, evaluate = [], validate_module.evaluate
+
+    def evaluate_and_keep(*args):
+        seen.append(Seen(*args))
+        return evaluate(*args)
+
+    def look_at(*flags):
+        validate(place, tmp_path / f'look{len(seen)}', *flags)
+        return seen[-1]
+
+    monkeypatch.setattr(validate_module, 'evaluate', evaluate_and_keep)
+    return look_at
+
+
+@pytest.fixture
+def score(place, tmp_path):
+    """Validate with some flags, and read the scores."""
+    numbers = iter(range(100))
+
+    def scores_of(*flags):
+        folder = tmp_path / f'score{next(numbers)}'
+        validate(place, folder, *flags)
+        return Scores.load(folder / 'scores.npz')
+
+    return scores_of
+
+
+@pytest.fixture
+def handed_on(monkeypatch):
+    """What timm is asked for, instead of being asked."""
+    calls = []
+
+    def create(name, **kwargs):
+        calls.append({'name': name, **kwargs})
+        raise RuntimeError('not here')
+
+    monkeypatch.setattr(timm.data, 'create_dataset', create)
+    return calls
+
+
+def pixels_of(folder, name='val_00.png', mode='RGB', size=(32, 32), method='BILINEAR'):
+    """An image by plain PIL, from 0 to 1; size is (width, height)."""
+    with Image.open(folder / 'data' / name) as image:
+        return pil_to_tensor(image.convert(mode).resize(size, Image.Resampling[method])) / 255
+
+
+def close(scores, expected):
+    return torch.allclose(scores, expected, rtol=1e-3, atol=1e-3)
+
+
+def write_folders(root):
+    """A folder for each class; returns it and the class of each image."""
+    generator = np.random.default_rng(0)
+    classes = []
+    for index, name in enumerate(CLASSES):
+        (root / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f'{number}.png')
+            classes.append(index)
+    return root, classes
+
+
+# Data sets
+
+@shows('data', 'data_dir', 'dataset')
+def test_the_folder_of_the_data_can_be_given_in_two_ways(place, tmp_path, capsys):
+    model = ['--checkpoint', place / 'run' / 'last.pth.tar', '-j', 0, '--output', tmp_path]
+    for where in (['--data-dir', place / 'data'], [place / 'data']):
+        main([str(part) for part in (*where, '--dataset', 'csv', *model)])
+        scores = Scores.load(tmp_path / 'scores.npz')
+        assert close(scores.scores, logits_of(place))
+        (tmp_path / 'scores.npz').unlink()
+    line = refusal(capsys, [place / 'data', '--data-dir', tmp_path, '--dataset', 'csv', *model])
+    assert 'Expected one folder of data' in line
+
+
+@shows('split')
+def test_a_split_is_chosen_by_its_name(score):
+    assert score().filenames[0] == 'val_00.png'
+    assert score('--split', 'test').filenames[0] == 'test_00.png'
+
+
+@shows('num_samples', 'input_key', 'target_key', 'dataset_trust_remote_code', 'seed')
+def test_what_a_stream_takes_is_handed_on(place, handed_on, capsys):
+    refusal(capsys, arguments(
+        place, '--dataset', 'hfids/some', '--num-samples', 7, '--input-key', 'picture', '--target-key', 'thing',
+        '--dataset-trust-remote-code', '--seed', 5))
+    call, = handed_on
+    assert (call['num_samples'], call['input_key'], call['target_key']) == (7, 'picture', 'thing')
+    assert call['trust_remote_code'] is True and call['seed'] == 5
+
+
+@pytest.mark.parametrize('dataset', ['csv', ''])
+@pytest.mark.parametrize('flags', [('--num-samples', 7), ('--dataset-download',), ('--dataset-trust-remote-code',)])
+def test_what_a_data_set_has_no_use_for_is_refused(place, dataset, flags, capsys):
+    line = refusal(capsys, arguments(place, '--dataset', dataset, *flags))
+    assert f'Expected {flags[0]} with a data set among' in line
+
+
+@pytest.mark.parametrize('flags', [('--class-map', 'some.txt'), ('--input-img-mode', 'L')])
+def test_what_torchvision_has_no_use_for_is_refused(place, flags, capsys):
+    line = refusal(capsys, arguments(place, '--dataset', 'torch/cifar10', *flags))
+    assert f'Expected no {flags[0]} with a data set of torchvision' in line
+
+
+@shows('dataset_download', 'voc_difficult_eval')
+def test_a_data_set_is_fetched_and_difficult_objects_are_what_is_said(score, tmp_path, monkeypatch, capsys):
+    names = sorted(VOC_CLASSES)
+    checkpoint = write_checkpoint(tmp_path / 'run', class_names=names)
+    monkeypatch.setattr(registry, 'download_dataset', lambda name, root: make_voc(tmp_path / 'voc'))
+    flags = ['--dataset', 'voc/2007', '--data-dir', tmp_path / 'voc', '--split', 'val', '--checkpoint', checkpoint]
+    refusal(capsys, [*flags, '-j', 0])
+    person = names.index('person')
+    targets = score(*flags, '--dataset-download').targets
+    assert targets[0, person] == -1
+    assert score(*flags, '--voc-difficult-eval', 'positive').targets[0, person] == 1
+
+
+@shows('class_map')
+def test_a_file_orders_the_classes(place, score, tmp_path):
+    (tmp_path / 'classes.txt').write_text('dog\nbird\ncat\n')
+    scores = score('--class-map', tmp_path / 'classes.txt')
+    assert scores.class_names == ('dog', 'bird', 'cat')
+    assert close(scores.scores, logits_of(place)[:, [2, 0, 1]])
+
+
+@shows('valid_labels')
+def test_a_file_chooses_outputs(place, score, tmp_path):
+    (tmp_path / 'valid.txt').write_text('2\n0\n')
+    data = write_data(tmp_path / 'data', classes=('dog', 'bird'))
+    scores = score('--data-dir', data, '--valid-labels', tmp_path / 'valid.txt')
+    (tmp_path / 'run').symlink_to(place / 'run')
+    assert scores.scores.shape == (11, 2) and close(scores.scores, logits_of(tmp_path)[:, [2, 0]])
+
+
+# Labels
+
+@shows('train_ann', 'val_ann', 'class_order', 'keep_unlabelled')
+def test_annotations_of_coco_are_read_as_asked(score, tmp_path):
+    write_coco(tmp_path, 'images', file='mine.json')
+    write_coco(tmp_path, 'images', file='yours.json', image_ids=(30, 4, 17, 18))
+    checkpoint = write_checkpoint(tmp_path / 'run', class_names=('zebra', 'dog', 'ant'))
+    flags = ['--dataset', 'coco', '--data-dir', tmp_path, '--checkpoint', checkpoint]
+    mine = score(*flags, '--val-ann', 'mine.json')
+    assert (mine.class_names, len(mine.scores)) == (('zebra', 'dog', 'ant'), 2)
+    assert len(score(*flags, '--val-ann', 'mine.json', '--keep-unlabelled').scores) == 3
+    assert len(score(*flags, '--val-ann', 'yours.json', '--keep-unlabelled').scores) == 4
+    both = ['--train-ann', 'yours.json', '--val-ann', 'mine.json', '--keep-unlabelled']
+    assert len(score(*flags, *both, '--split', 'train').scores) == 4
+    other = score(*flags, '--val-ann', 'mine.json', '--class-order', 'name')
+    assert other.class_names == ('ant', 'dog', 'zebra')
+    torch.testing.assert_close(other.scores, mine.scores.flip(1))
+
+
+@shows('csv_image_column', 'csv_label_column', 'csv_split_column', 'csv_delimiter')
+def test_columns_of_a_table_can_be_named(place, score, tmp_path):
+    for name in ('val_00.png', 'val_01.png', 'val_02.png'):
+        (tmp_path / name).symlink_to(place / 'data' / name)
+    (tmp_path / 'labels.csv').write_text('\n'.join([
+        'image,other,labels,things,split,where', 'val_00.png,val_01.png,cat,bird+dog,train,val',
+        'val_01.png,val_02.png,dog,cat,val,val', 'val_02.png,val_00.png,bird,dog,val,train']))
+    flags = ['--data-dir', tmp_path, '--csv-label-column', 'things', '--csv-delimiter', '+']
+    scores = score(*flags, '--csv-split-column', 'where', '--csv-image-column', 'other')
+    assert scores.filenames == ('val_01.png', 'val_02.png')
+    assert scores.targets.tolist() == [[1, 0, 1], [0, 1, 0]]
+
+
+# Models
+
+@shows('checkpoint', 'use_ema')
+def test_weights_come_from_the_checkpoint_that_was_given(place, score, tmp_path):
+    assert close(score().scores, logits_of(place))
+    assert close(score('--use-ema').scores, logits_of(place, use_ema=True))
+    assert not close(logits_of(place), logits_of(place, use_ema=True))
+    other = score('--checkpoint', write_checkpoint(tmp_path / 'run', seed=1)).scores
+    (tmp_path / 'data').symlink_to(place / 'data')
+    assert close(other, logits_of(tmp_path)) and not close(other, logits_of(place))
+
+
+@shows('model', 'pretrained', 'num_classes')
+def test_a_model_is_named_where_its_weights_do_not(place, look, tmp_path, capsys):
+    torch.save(timm.create_model('test_convnext', num_classes=3).state_dict(), tmp_path / 'bare.pth')
+    bare = ['--checkpoint', tmp_path / 'bare.pth', '--img-size', 32]
+    assert type(look(*bare, '--model', 'test_convnext').model).__name__ == 'ConvNeXt'
+    assert '--model' in refusal(capsys, arguments(place, *bare))
+    line = refusal(capsys, arguments(place, '--num-classes', 7))
+    assert 'Expected --num-classes 3' in line
+    assert '--checkpoint or --pretrained' in refusal(capsys, arguments(place, '--pretrained'))
+
+
+@shows('in_chans', 'input_img_mode')
+def test_images_have_the_channels_that_the_model_takes(place, look, tmp_path, capsys):
+    torch.save(timm.create_model('test_resnet', num_classes=3, in_chans=1).state_dict(), tmp_path / 'grey.pth')
+    grey = ['--checkpoint', tmp_path / 'grey.pth', '--model', 'test_resnet', '--img-size', 32, '--crop-mode', 'squash']
+    grey += ['--crop-pct', 1, '--interpolation', 'bilinear', *RAW]
+    images = look(*grey, '--in-chans', 1).images
+    torch.testing.assert_close(images[0], pixels_of(place, mode='L'))
+    refusal(capsys, arguments(place, *grey))
+    torch.testing.assert_close(look(*RAW, '--input-img-mode', 'HSV').images[0], pixels_of(place, mode='HSV'))
+    line = refusal(capsys, arguments(place, '--input-img-mode', 'L'))
+    assert 'Expected images of 3 channels' in line
+    assert "mode of Pillow's" in refusal(capsys, arguments(place, '--input-img-mode', 'some'))
+
+
+def test_grey_images_are_normalised_without_being_told_how(look, tmp_path):
+    torch.save(timm.create_model('test_resnet', num_classes=3, in_chans=1).state_dict(), tmp_path / 'grey.pth')
+    grey = ['--checkpoint', tmp_path / 'grey.pth', '--model', 'test_resnet', '--img-size', 32, '--in-chans', 1]
+    assert look(*grey).images.shape == (11, 1, 32, 32)
+
+
+@shows('gp', 'model_kwargs')
+def test_the_model_is_built_as_asked(look):
+    plain, average = look().model, look('--gp', 'avg').model
+    assert tsm.models.is_max_pooled(plain) and not tsm.models.is_max_pooled(average)
+    dilated = look('--model-kwargs', 'output_stride=8').model
+    images = torch.zeros(1, 3, 32, 32)
+    assert plain.forward_features(images).shape[-1] == 1 and dilated.forward_features(images).shape[-1] == 4
+
+
+@shows('img_size', 'input_size', 'use_train_size')
+def test_images_have_the_size_that_was_asked_for(look, tmp_path):
+    assert look('--img-size', 48).images.shape == (11, 3, 48, 48)
+    assert look('--input-size', 3, 24, 40).images.shape == (11, 3, 24, 40)
+    torch.save(timm.create_model('test_mambaout', num_classes=3).state_dict(), tmp_path / 'bare.pth')
+    bare = ['--checkpoint', tmp_path / 'bare.pth', '--model', 'test_mambaout']
+    assert look(*bare).images.shape[-1] == 192  # which timm tests it at
+    assert look(*bare, '--use-train-size').images.shape[-1] == 160
+
+
+@shows('test_pool')
+def test_images_larger_than_trained_are_pooled_at_the_end(look, tmp_path):
+    flags = ['--checkpoint', write_checkpoint(tmp_path / 'run', global_pool='avg'), '--img-size', 224]
+    plain, pooled = look(*flags), look(*flags, '--test-pool')
+    assert type(pooled.model).__name__ == 'TestTimePoolHead' and not close(plain.output(), pooled.output())
+
+
+@shows('reparam')
+def test_branches_are_folded(look, tmp_path):
+    flags = ['--checkpoint', write_checkpoint(tmp_path / 'run', 'repghostnet_050', size=64)]
+    plain, folded = look(*flags), look(*flags, '--reparam')
+    assert len(list(folded.model.parameters())) < len(list(plain.model.parameters()))
+    assert close(plain.output(), folded.output())
+
+
+@shows('channels_last', 'no_prefetcher')
+def test_batches_are_laid_out_as_asked(place, look):
+    seen = look('--channels-last', '--no-prefetcher', *RAW)
+    assert seen.model.conv1[0].weight.is_contiguous(memory_format=torch.channels_last)
+    images, _ = seen.step.to_device(*next(iter(seen.loader)))
+    assert images.is_contiguous(memory_format=torch.channels_last) and seen.loader._prefetcher is None
+    torch.testing.assert_close(images[0], pixels_of(place).contiguous(memory_format=torch.contiguous_format))
+    seen = look()
+    images, _ = seen.step.to_device(*next(iter(seen.loader)))
+    assert images.is_contiguous() and seen.loader._prefetcher is not None
+
+
+@shows('torchscript', 'fuser')
+def test_the_model_is_scripted(look, monkeypatch):
+    fusers = []
+    monkeypatch.setattr(validate_module, 'set_jit_fuser', fusers.append)
+    seen = look('--torchscript', '--fuser', 'te')
+    assert isinstance(seen.model, torch.jit.ScriptModule) and fusers == ['te']
+
+
+@shows('torchcompile', 'torchcompile_mode', 'aot_autograd')
+def test_the_model_is_compiled_as_asked(look, monkeypatch):
+    calls = []
+
+    def compile_model(model, backend='inductor', mode=None):
+        calls.append((backend, mode))
+        return model
+
+    monkeypatch.setattr(torch, 'compile', compile_model)
+    look()
+    assert not calls
+    look('--torchcompile')
+    look('--torchcompile', 'eager', '--torchcompile-mode', 'max-autotune')
+    look('--aot-autograd')
+    assert calls == [('inductor', None), ('eager', 'max-autotune'), ('aot_eager', None)]
+
+
+@shows('fast_norm')
+def test_norms_compute_in_low_precision(look):
+    try:
+        set_fast_norm(False)
+        look()
+        assert not is_fast_norm()
+        look('--fast-norm')
+        assert is_fast_norm()
+    finally:
+        set_fast_norm(False)
+
+
+@shows('amp', 'amp_dtype', 'model_dtype')
+def test_numbers_have_the_precision_that_was_asked_for(look):
+    def dtypes(*flags):
+        seen = look(*flags)
+        return next(seen.model.parameters()).dtype, seen.output().dtype
+
+    float32, float16, bfloat16 = torch.float32, torch.float16, torch.bfloat16
+    assert dtypes() == (float32, float32)
+    assert dtypes('--amp') == (float32, bfloat16)  # the default for a CPU
+    assert dtypes('--amp', '--amp-dtype', 'float16') == (float32, float16)
+    assert dtypes('--model-dtype', 'bfloat16') == (bfloat16, bfloat16)
+
+
+@shows('device')
+def test_a_device_that_is_not_there_is_refused(place, look, capsys):
+    assert look('--device', 'cpu').step.device.type == 'cpu'
+    line = refusal(capsys, arguments(place, '--device', 'nonsense'))
+    assert "Expected a device of this machine, but got 'nonsense'" in line
+
+
+# Images
+
+@shows('mean', 'std')
+def test_images_are_normalised(place, look):
+    images = look('--mean', 0.5, 0.4, 0.3, '--std', 0.25).images
+    torch.testing.assert_close(images[0], (pixels_of(place) - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)) / 0.25)
+
+
+@shows('interpolation', 'crop_pct')
+def test_images_are_resized_as_asked(place, look):
+    images = look(*RAW, '--interpolation', 'nearest').images
+    torch.testing.assert_close(images[0], pixels_of(place, method='NEAREST'))
+    images = look(*RAW, '--crop-pct', 0.5).images
+    torch.testing.assert_close(images[0], pixels_of(place, size=(64, 64))[:, 16:48, 16:48])
+
+
+@shows('crop_mode', 'crop_border_pixels')
+def test_images_are_cropped_as_asked(place, look):
+    images = look(*RAW, '--crop-mode', 'center').images  # images are 40 x 36
+    torch.testing.assert_close(images[0], pixels_of(place, size=(35, 32))[:, :, 2:34])
+    images = look(*RAW, '--crop-border-pixels', 4).images
+    with Image.open(place / 'data' / 'val_00.png') as image:
+        trimmed = image.crop((4, 4, 36, 32)).resize((32, 32), Image.Resampling.BILINEAR)
+    torch.testing.assert_close(images[0], pil_to_tensor(trimmed) / 255)
+
+
+@shows('batch_size', 'workers', 'pin_mem', 'decoder')
+def test_images_are_loaded_as_asked(look):
+    seen = look('-b', 3, '-j', 1, '--pin-mem', '--decoder', 'torchvision')
+    loader = seen.loader._source.loader
+    assert (loader.num_workers, loader.pin_memory, seen.loader.dataset.decoder) == (1, True, 'torchvision')
+    assert len(seen.loader) == 4
+    seen = look()
+    loader = seen.loader._source.loader
+    assert (loader.num_workers, loader.pin_memory, seen.loader.dataset.decoder) == (0, False, 'pil')
+
+
+# Results
+
+@shows('log_freq')
+def test_lines_of_the_log_come_at_an_interval(look, caplog):
+    caplog.set_level(logging.INFO)
+    counts = []
+    for number in (1, 2, 100):
+        caplog.clear()
+        look('-b', 1, '--log-freq', number)
+        counts.append(sum('Validate' in line and '/' in line for line in caplog.messages))
+    assert counts[0] == 11 and 5 <= counts[1] <= 6 and counts[2] < 3
+
+
+@shows('results_file', 'results_format', 'output')
+def test_results_are_written_where_was_asked(place, tmp_path):
+    result = validate(place, tmp_path / 'out', '--results-file', tmp_path / 'more.csv')
+    with open(tmp_path / 'more.csv') as file:
+        row, = csv.DictReader(file)
+    assert float(row['mAP']) == result['metrics']['mAP']
+    result = validate(
+        place, tmp_path / 'out', '--results-file', tmp_path / 'more.json', '--results-format', 'json')
+    assert json.loads((tmp_path / 'more.json').read_text()) == result
+
+
+@shows('retry')
+def test_smaller_batches_are_tried_when_asked(place, tmp_path, monkeypatch, capsys):
+    evaluate = validate_module.evaluate
+
+    def run_out(model, loader, *args):
+        if loader._source.loader.batch_sampler.batch_size > 2:
+            raise torch.OutOfMemoryError('CUDA out of memory')
+        return evaluate(model, loader, *args)
+
+    monkeypatch.setattr(validate_module, 'evaluate', run_out)
+    assert '--retry' in refusal(capsys, arguments(place, '--output', tmp_path))
+    assert validate(place, tmp_path, '--retry')['batch_size'] == 2
+
+
+@shows('metrics', 'thresholds')
+def test_metrics_are_defined_as_asked(place, tmp_path):
+    paper, asl = (validate(place, tmp_path, '--metrics', name) for name in ('paper', 'asl'))
+    assert (paper['preset'], paper['threshold'], asl['preset'], asl['threshold']) == ('paper', 0.5, 'asl', 0.8)
+    interpolated = validate(place, tmp_path, '--metrics', 'interpolated')
+    assert interpolated['metrics']['mAP'] > paper['metrics']['mAP']
+    assert validate(place, tmp_path, '--thresholds', 0)['metrics']['OR'] == 100
+
+
+@shows('thresholds', 'tune_split')
+def test_thresholds_are_tuned_on_the_split_that_was_asked_for(place, tmp_path, capsys):
+    flags = ['--checkpoint', write_checkpoint(tmp_path / 'run'), '--thresholds', 'tune']
+    assert '--tune-split' in refusal(capsys, arguments(place, *flags))
+    result = validate(place, tmp_path / 'out', *flags, '--tune-split', 'test')
+    assert result['thresholds_tuned_on'] == 'csv test' and len(result['threshold']) == 3
+
+
+@shows('tta', 'eval_sizes')
+def test_images_are_mirrored_and_shrunk_when_asked(place, look):
+    seen = look('--tta', 'flip')
+    assert isinstance(seen.model, FlipAverage)
+    mean = (logits_of(place).sigmoid() + logits_of(place, flip=True).sigmoid()) / 2
+    assert close(seen.meter.gather()[0].sigmoid(), mean)
+    seen = look('--eval-sizes', 24)
+    assert close(seen.meter.gather()[0], logits_of(place, size=24))
+
+
+@shows('export')
+def test_the_model_is_written_in_another_format(place, tmp_path):
+    validate(place, tmp_path, '--export', 'safetensors')
+    file, = tmp_path.glob('*.safetensors')
+    result = validate(place, tmp_path / 'again', '--checkpoint', file)
+    assert result['metrics'] == pytest.approx(json.loads((tmp_path / 'results.json').read_text())['metrics'])
+
+
+@shows('compare', 'bootstrap', 'seed', 'output')
+def test_results_are_compared_on_samples_of_the_images(place, tmp_path):
+    validate(place, tmp_path / 'a')
+    validate(place, tmp_path / 'b', '--use-ema')
+
+    def compare(*flags):
+        main(['--compare', str(tmp_path / 'a'), str(tmp_path / 'b'), '--output', str(tmp_path / 'c'), *flags])
+        return json.loads((tmp_path / 'c' / 'compare.json').read_text())
+
+    first, other = compare('--bootstrap', '20'), compare('--bootstrap', '20', '--seed', '7')
+    assert first['num_samples'] == 20 and [row['name'] for row in first['results']] == ['a', 'b']
+    assert first['results'][1]['mAP_interval'] != other['results'][1]['mAP_interval']
+
+
+@shows('metrics_avg')
+def test_one_label_per_image_is_averaged_as_asked(tmp_path):
+    data, _ = write_folders(tmp_path / 'data')
+    flags = [data, '--split', '', '--checkpoint', write_checkpoint(tmp_path / 'run'), '-j', 0, '--output', tmp_path]
+    for more in ([], ['--metrics-avg', 'macro'], ['--metrics-avg', 'micro']):
+        main([str(part) for part in (*flags, *more)])
+        names = set(json.loads((tmp_path / 'results.json').read_text())['metrics'])
+        averages = {f'{name}_{more[1]}' for name in ('precision', 'recall', 'f1')} if more else set()
+        assert names == {'loss', 'top1', 'top5'} | averages
+
+
+# Completeness
+
+@shows(*REFUSED_IN_VALIDATION)
+@pytest.mark.parametrize('name', REFUSED_IN_VALIDATION)
+def test_what_cannot_be_done_is_refused_with_the_reason(name, place, capsys):
+    action = ACTIONS[name]
+    value = [] if action.nargs == 0 else [next(iter(action.choices))] if action.choices else ['2']
+    line = refusal(capsys, arguments(place, action.option_strings[-1], *value))
+    assert f'Expected no {action.option_strings[-1]}, but got' in line and REFUSED_IN_VALIDATION[name] in line
+
+
+def test_every_flag_is_shown_to_work_or_refused():
+    assert set(VALIDATE) <= ACTIONS.keys()
+    assert ACTIONS.keys() - SHOWN == set()
+
+
+# Kinds of data sets
+
+def labelled(place, split='val'):
+    """(file, classes of it) of the images of a split."""
+    return [
+        (path, [int(index) for index in row.nonzero()[0]])
+        for path, row in zip(sorted((place / 'data').glob(f'{split}_*.png')), labels_of(place, split))]
+
+
+def test_a_folder_for_each_class_is_scored_by_accuracy(tmp_path):
+    data, classes = write_folders(tmp_path / 'data')
+    checkpoint = write_checkpoint(tmp_path / 'run')
+    main([
+        str(data), '--split', '', '--checkpoint', str(checkpoint), '-j', '0', '-b', '4', '--output',
+        str(tmp_path / 'out')])
+    model, _ = tsm.load_checkpoint(checkpoint)
+    images = [pil_to_tensor(Image.open(path)) / 255 for path in sorted(data.glob('*/*.png'))]
+    with torch.inference_mode():
+        logits = model((torch.stack(images) - 0.5) / 0.5)
+    result = json.loads((tmp_path / 'out' / 'results.json').read_text())
+    expected = 100 * (logits.argmax(dim=1) == torch.tensor(classes)).double().mean().item()
+    assert result['metrics']['top1'] == pytest.approx(expected)
+    assert result['metrics']['loss'] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, torch.tensor(classes)).item(), rel=1e-3)
+
+
+@pytest.mark.parametrize('dataset', ['', 'folder', 'image_folder'])
+def test_a_list_gives_images_several_labels(place, score, tmp_path, dataset):
+    lines = [f'{path.name},{" ".join(map(str, classes))}' for path, classes in labelled(place)]
+    (tmp_path / 'list.txt').write_text('\n'.join(lines))
+    scores = score('--dataset', dataset, '--val-ann', tmp_path / 'list.txt')
+    assert scores.class_names == CLASSES and scores.targets.tolist() == labels_of(place).tolist()
+    assert close(scores.scores, logits_of(place))
+
+
+def write_shards(place, folder):
+    for split in ('val', 'test'):
+        for shard in range(2):
+            members = []
+            for path, classes in labelled(place, split)[shard * 6:(shard + 1) * 6]:
+                members += [(f'{path.stem}.png', path.read_bytes()),
+                            (f'{path.stem}.json', json.dumps({'labels': classes}).encode())]
+            write_tar(folder / f'{split}-{shard:03d}.tar', members)
+    return folder
+
+
+def test_shards_are_scored(place, score, tmp_path, capsys):
+    flags = ['--dataset', 'wds/', '--data-dir', write_shards(place, tmp_path / 'shards')]
+    scores = score(*flags)
+    assert scores.targets.tolist() == labels_of(place).tolist()
+    assert close(scores.scores, logits_of(place))
+    tune = ['--checkpoint', write_checkpoint(tmp_path / 'run'), '--thresholds', 'tune', '--tune-split']
+    assert len(score(*flags, *tune, 'test').scores) == 11
+    assert 'Expected --tune-split with other images' in refusal(capsys, arguments(place, *flags, *tune, 'val'))
+
+
+@pytest.mark.slow
+def test_shards_are_scored_by_two_processes_together(run, place, tmp_path):
+    flags = ['--dataset', 'wds/', '--data-dir', write_shards(place, tmp_path / 'shards')]
+    done = run(
+        sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--standalone', 'validate.py',
+        *arguments(place, *flags), '--output', tmp_path / 'two')
+    assert done.returncode == 0, done.stderr
+    scores = Scores.load(tmp_path / 'two' / 'scores.npz')
+    assert len(scores.scores) == 11
+    assert close(scores.scores, logits_of(place))
+
+
+def test_a_data_set_of_hugging_face_is_scored(place, score, tmp_path, capsys):
+    datasets = pytest.importorskip('datasets')
+    features = datasets.Features({
+        'image': datasets.Image(), 'labels': datasets.Sequence(datasets.ClassLabel(names=list(CLASSES)))})
+
+    def part(split):
+        images = [{'bytes': path.read_bytes(), 'path': None} for path, _ in labelled(place, split)]
+        labels = [classes for _, classes in labelled(place, split)]
+        return datasets.Dataset.from_dict({'image': images, 'labels': labels}, features=features)
+
+    content = datasets.DatasetDict({'validation': part('val'), 'test': part('test')})
+    content.save_to_disk(str(tmp_path / 'hf'))
+    flags = ['--dataset', 'hfds/', '--data-dir', tmp_path / 'hf']
+    scores = score(*flags)
+    assert scores.targets.tolist() == labels_of(place).tolist()
+    assert close(scores.scores, logits_of(place))
+    tune = ['--checkpoint', write_checkpoint(tmp_path / 'run'), '--thresholds', 'tune', '--tune-split']
+    assert len(score(*flags, *tune, 'test').scores) == 11
+    assert 'Expected --tune-split with other images' in refusal(capsys, arguments(place, *flags, *tune, 'val'))
