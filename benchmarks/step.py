@@ -105,7 +105,7 @@ def compare(times: dict[str, list[float]], step: str, base: str) -> tuple[float,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--models', nargs='+', default=MODELS, help=f'models to measure (default: {" ".join(MODELS)})')
-    parser.add_argument('--batch-size', type=int, default=16, help='number of regular images (default: 16)')
+    parser.add_argument('--batch-size', type=int, default=8, help='number of regular images (default: 8)')
     parser.add_argument('--img-size', type=int, default=224, help='size of the images (default: 224)')
     parser.add_argument('--rounds', type=int, default=15, help='how often each step is measured (default: 15)')
     parser.add_argument('--threads', type=int, default=1, help='threads of torch (default: 1)')
