@@ -1,5 +1,6 @@
 """ The package as a whole: what it exports, who imports whom, how it is installed """
 import ast
+import configparser
 import shutil
 import sys
 import types
@@ -82,6 +83,15 @@ def test_no_room_imports_what_it_may_not():
 def test_the_rule_about_imports_sees_relative_ones():
     names = imports_of(PACKAGE / 'preview.py')
     assert {'timm_splicemix.mix', 'timm_splicemix.data', 'torch'} <= names
+
+
+def test_every_command_has_a_script():
+    config = configparser.ConfigParser()
+    config.read(PACKAGE.parent / 'setup.cfg')
+    lines = config['options.entry_points']['console_scripts'].split('\n')
+    scripts = {target.strip() for _, _, target in (line.partition('=') for line in lines if line)}
+    commands = {name for name in COMMANDS if not name.startswith('analysis.')}  # run by python -m
+    assert scripts == {f'timm_splicemix.{name}:main' for name in commands}
 
 
 def test_the_package_is_typed():

@@ -292,3 +292,9 @@ def test_without_matplotlib_a_run_has_no_curves_and_says_so_once(data, tmp_path,
     assert not (folder / 'curves.png').exists()
     assert len(summary(folder)) == 2
     assert caplog.text.count("pip install 'timm-splicemix[plot]'") == 1
+
+
+def test_the_settings_of_a_run_with_another_loss_make_it_again(data, tmp_path):
+    folder = train(data, tmp_path, '--loss', 'asl', '--epochs', '1')
+    train_module.main(['--resume', str(folder), '--epochs', '2'])
+    assert [row['epoch'] for row in summary(folder)] == ['0', '1']

@@ -37,6 +37,7 @@ def test_what_is_refused_may_be_given_with_its_default():
     parser = build_parser()
     args, _ = train_module.parse_with_config(parser, ['--aug-splits', '0', '--tta', '0', '--worker-seeding', 'all'])
     train_module.refuse_unsupported(args, parser)
+    assert (args.aug_splits, args.tta, args.worker_seeding) == (0, 0, 'all')
 
 
 def test_every_flag_is_shown_to_work_or_refused():

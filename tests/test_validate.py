@@ -440,7 +440,7 @@ def test_another_number_of_classes_says_which_file_knows_better(place, capsys, t
 def test_no_images_are_an_error(place, capsys, tmp_path):
     data = write_data(tmp_path / 'data', number=2)
     (data / 'labels.csv').write_text('image,bird,cat,dog\n')
-    refusal(capsys, arguments(place, '--data-dir', data))
+    assert 'labels.csv' in refusal(capsys, arguments(place, '--data-dir', data))
 
 
 def test_scores_that_are_no_numbers_name_the_image(place, capsys, tmp_path):

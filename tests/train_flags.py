@@ -27,10 +27,10 @@ def shows(*names: str) -> Callable:
     return note
 
 
-def build(data: Path, *flags: Any, given_data: bool = True, before: Callable = lambda args: None) -> Run:
+def build(data: Path, *flags: Any, before: Callable = lambda args: None) -> Run:
     """A run as the command makes it, before its first epoch; its folder is beside the data."""
-    where = ['--data-dir', data] if given_data else []
-    argv = [*TINY, *where, '--output', data.parent / 'output', '--experiment', f'run{next(_numbers)}', *flags]
+    place = ['--data-dir', data, '--output', data.parent / 'output', '--experiment', f'run{next(_numbers)}']
+    argv = [*TINY, *place, *flags]
     parser = build_parser()
     args, given = parse_with_config(parser, [str(part) for part in argv])
     refuse_unsupported(args, parser)

@@ -273,7 +273,8 @@ def _check_loss(args: argparse.Namespace, given: set[str], multi_label: bool) ->
     softmax = uses_softmax(args, multi_label)
     of_bce = {'bce_sum', 'bce_target_thresh', 'bce_pos_weight'} | (set() if softmax else {'smoothing'})
     for name in sorted(given & of_bce):
-        if softmax or args.loss not in ('', 'bce'):
+        # A run writes down a smoothing of 0, which asks for nothing.
+        if getattr(args, name) and (softmax or args.loss not in ('', 'bce')):
             raise ValueError(
                 f'Expected {_flag(name)} with binary cross entropy, but got '
                 f'{"cross entropy: add --bce-loss" if softmax else f"--loss {args.loss}"}.')
