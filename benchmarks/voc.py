@@ -8,6 +8,7 @@ it was, and what is finished is not repeated. Every run keeps its folder in that
     python benchmarks/voc.py --data-dir voc --arms baseline splicemix --seeds 1 --size 128 --subset 800 --time-limit 60
     python benchmarks/voc.py --table
     python benchmarks/voc.py --data-dir voc --low-resolution
+    python benchmarks/voc.py --keep
     python benchmarks/voc.py --write-docs
 
 The environment variable TSM_VOC_TAR may name an archive of VOCdevkit/VOC2007 instead of --data-dir; it is unpacked into
@@ -39,23 +40,17 @@ from voc_arms import (
 )
 from voc_data import TAR_VARIABLE, find_data, make_subset
 from voc_jobs import Job, run_jobs
-from voc_results import (
-    EVALUATION,
-    NUM_SAMPLES,
-    Report,
-    Run,
-    read_record,
-    read_runs,
-    run_name,
-    write_document,
-    write_record,
-)
+from voc_records import all_runs, keep_runs
+from voc_results import EVALUATION, NUM_SAMPLES, Report, Run, read_record, run_name, write_document, write_record
+from voc_time import TIMES, format_times, measure, read_times
 
 from timm_splicemix.args import CommandParser, command
+from timm_splicemix.results import write_json
 from timm_splicemix.tracking import read_summary
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-DOCUMENT = REPOSITORY / 'docs' / 'voc.md'
+RECORDS = REPOSITORY / 'benchmarks' / 'voc_runs'
+DOCUMENT = REPOSITORY / 'benchmarks' / 'RESULTS.md'
 TRAIN = (sys.executable, str(REPOSITORY / 'train.py'))
 VALIDATE = (sys.executable, str(REPOSITORY / 'validate.py'))
 PARTS = (1, 2, 4, 7)  # of the size, in the low-resolution study of the paper
@@ -84,8 +79,9 @@ class Progress:
         """
         self.done, self.new = self.done + 1, self.new + 1
         hours = (time.monotonic() - self.started) / self.new * (self.total - self.done) / 3600
-        print(f'{name}: epoch {int(row["epoch"]) + 1} of {epochs}, mAP {float(row["eval_mAP"]):.2f}; {self.done} of '
-              f'{self.total} epochs of all, about {hours:.1f} h to go', flush=True)
+        score = f', mAP {float(row["eval_mAP"]):.2f}' if row.get('eval_mAP') else ''
+        print(f'{name}: epoch {int(row["epoch"]) + 1} of {epochs}{score}; {self.done} of {self.total} epochs of all, '
+              f'about {hours:.1f} h to go', flush=True)
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -99,11 +95,13 @@ class Setting:
 
     Args:
         output: Folder of all runs.
+        records: Folder of what was kept of finished ones.
         recipe: What all arms share.
         machine_flags: Flags of train.py that don't change the result, or say where things are.
         weights: Name of the weights to start from.
     """
     output: Path
+    records: Path
     recipe: Recipe
     machine_flags: tuple[str, ...]
     weights: str
@@ -118,7 +116,7 @@ class Setting:
         """ Refuse a folder with runs of another recipe, which can't be compared.
 
         Args:
-            runs: Runs that are in the folder of all runs; those that saved nothing may begin anew.
+            runs: Runs that are there or were kept; those that saved nothing may begin anew.
         """
         for run in runs:
             if not run.is_finished and not has_checkpoint(run.folder):
@@ -127,7 +125,7 @@ class Setting:
             other = next((name for name, value in wanted.items() if run.record[name] != value), None)
             if other is not None:
                 raise ValueError(
-                    f'Expected runs of the same recipe in {self.output}, but got {run.folder.name} with '
+                    f'Expected runs of the same recipe in {run.folder.parent}, but got {run.folder.name} with '
                     f'{other} {run.record[other]} instead of {wanted[other]}: choose another --output.')
 
     def command(self, arm: Arm, seed: int) -> list[str]:
@@ -182,7 +180,7 @@ def train(setting: Setting, order: Sequence[tuple[Arm, int]], jobs: int, seconds
         jobs: Number of runs at once.
         seconds: Time after which to stop, None for no limit.
     """
-    runs = {run.name: run for run in read_runs(setting.output)}
+    runs = {run.name: run for run in all_runs(setting.output, setting.records)}
     setting.check(list(runs.values()))
     names = [run_name(arm, seed) for arm, seed in order]
     finished = [name for name in names if name in runs and runs[name].is_finished]
@@ -194,11 +192,17 @@ def train(setting: Setting, order: Sequence[tuple[Arm, int]], jobs: int, seconds
     return run_jobs(todo, jobs, seconds)
 
 
-def evaluate(output: Path, data: Path, jobs: int, seconds: Optional[float], workers: int = 0) -> dict[str, str]:
+def evaluate(
+        runs: Sequence[Run],
+        data: Path,
+        jobs: int,
+        seconds: Optional[float],
+        workers: int = 0,
+) -> dict[str, str]:
     """ Score finished runs by validate.py at full, half, a quarter and a seventh of the size, if that was not done yet.
 
     Args:
-        output: Folder of all runs.
+        runs: All runs.
         data: Folder of VOC 2007.
         jobs: Number of processes at once.
         seconds: Time after which to stop, None for no limit.
@@ -216,8 +220,8 @@ def evaluate(output: Path, data: Path, jobs: int, seconds: Optional[float], work
 
         return Job(run.name, run.folder / EVALUATION, lambda: line, lambda: run.evaluation() is None, end=end)
 
-    todo = [job(run) for run in read_runs(output) if run.is_finished and run.evaluation() is None]
-    print(f'{len(todo)} finished runs to evaluate, in {output}', flush=True)
+    todo = [job(run) for run in runs if run.is_finished and run.evaluation() is None]
+    print(f'{len(todo)} finished runs to evaluate', flush=True)
     return run_jobs(todo, jobs, seconds)
 
 
@@ -230,8 +234,13 @@ def build_parser() -> CommandParser:
         '--low-resolution', action='store_true',
         help='score finished runs at full, half, a quarter and a seventh of the size; gives intervals of gains too')
     actions.add_argument(
+        '--time', nargs='?', const=8, type=int, metavar='ROUNDS',
+        help='time training of the arms in turn, in this process; the machine should do nothing else (default: 8)')
+    actions.add_argument(
+        '--keep', action='store_true', help='copy results of finished and scored runs, without weights, to --records')
+    actions.add_argument(
         '--write-docs', nargs='?', const=DOCUMENT, type=Path, metavar='FILE',
-        help='write the results between the marks of a document (default: docs/voc.md)')
+        help='write the results between the marks of a document (default: benchmarks/RESULTS.md)')
     actions.add_argument('--dry-run', action='store_true', help='print the commands in their order')
 
     group = parser.add_argument_group('Where')
@@ -242,6 +251,10 @@ def build_parser() -> CommandParser:
     group.add_argument('--weights', metavar='FILE', help='ImageNet weights (default: those that timm offers)')
     group.add_argument(
         '--output', type=Path, metavar='DIR', help='folder of all runs (default: output/voc-SIZE, with the subset)')
+    group.add_argument(
+        '--records', type=Path, metavar='DIR',
+        help='folder of what is kept of finished runs, which are not trained again (default: benchmarks/voc_runs/NAME, '
+             'by the name of --output)')
 
     group = parser.add_argument_group('What is trained')
     group.add_argument(
@@ -265,6 +278,9 @@ def build_parser() -> CommandParser:
     group = parser.add_argument_group('How')
     group.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at once, of one thread each (default: 1)')
     group.add_argument('--workers', type=int, default=0, help='processes that read images, for each run (default: 0)')
+    group.add_argument(
+        '--val-interval', type=int, default=1, metavar='N',
+        help='epochs between evaluations, which take a third of the time; the last one always is (default: 1)')
     group.add_argument('--time-limit', type=float, metavar='MINUTES', help='save and leave then (default: none)')
     group.add_argument(
         '--bootstrap', type=int, default=NUM_SAMPLES, metavar='N',
@@ -274,23 +290,26 @@ def build_parser() -> CommandParser:
 
 def make_recipe(args: argparse.Namespace) -> Recipe:
     """The recipe that the flags describe."""
-    for name in ('epochs', 'jobs', 'batch_size', 'size', 'bootstrap'):
+    for name in ('epochs', 'jobs', 'batch_size', 'size', 'bootstrap', 'val_interval'):
         if getattr(args, name) < 1:
             raise ValueError(f'Expected --{name.replace("_", "-")} of at least 1, but got {getattr(args, name)}.')
     if args.seeds is not None and args.seeds < 1:
         raise ValueError(f'Expected --seeds of at least 1, but got {args.seeds}.')
+    if args.time is not None and args.time < 2:
+        raise ValueError(f'Expected --time of at least 2 rounds, but got {args.time}.')
     names = (
         'model', 'size', 'epochs', 'warmup_epochs', 'lr', 'backbone_lr_scale', 'batch_size', 'weight_decay', 'subset')
     return Recipe(**{name: getattr(args, name) for name in names}, freeze=tuple(args.freeze))
 
 
-def make_setting(args: argparse.Namespace, recipe: Recipe, output: Path) -> Setting:
+def make_setting(args: argparse.Namespace, recipe: Recipe, output: Path, records: Path) -> Setting:
     """ Find data and weights.
 
     Args:
         args: Flags.
         recipe: What all arms share.
         output: Folder of all runs.
+        records: Folder of what was kept of finished ones.
     """
     if args.weights and not Path(args.weights).is_file():
         raise ValueError(f'Expected a file for --weights, but got {args.weights}, which is none.')
@@ -298,9 +317,10 @@ def make_setting(args: argparse.Namespace, recipe: Recipe, output: Path) -> Sett
     if recipe.subset:
         data = make_subset(data, recipe.subset, args.cache.resolve())
     weights = ('--pretrained-path', str(Path(args.weights).resolve())) if args.weights else ('--pretrained',)
-    return Setting(
-        output, recipe, ('--data-dir', str(data), *weights, '--workers', str(args.workers), '--checkpoint-hist', '1'),
-        Path(args.weights).name if args.weights else "timm's")
+    machine_flags = (
+        '--data-dir', str(data), *weights, '--workers', str(args.workers), '--checkpoint-hist', '1',
+        '--val-interval', str(args.val_interval))
+    return Setting(output, records, recipe, machine_flags, Path(args.weights).name if args.weights else "timm's")
 
 
 @command
@@ -310,24 +330,33 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     order = run_order(args.arms, args.seeds)
     name = f'voc-{recipe.size}' + (f'-{recipe.subset}' if recipe.subset else '')
     output = (args.output or REPOSITORY / 'output' / name).resolve()
+    records = (args.records or RECORDS / output.name).resolve()
     states: dict[str, str] = {}
     seconds = None if args.time_limit is None else 60 * args.time_limit
     if args.low_resolution:
-        states = evaluate(output, find_data(args.data_dir, args.cache.resolve()), args.jobs, seconds, args.workers)
-    elif not args.table and not args.write_docs:
-        setting = make_setting(args, recipe, output)
+        data = find_data(args.data_dir, args.cache.resolve())
+        states = evaluate(all_runs(output, records), data, args.jobs, seconds, args.workers)
+    elif args.keep:
+        print(f'Kept in {records}: {", ".join(keep_runs(all_runs(output, records), records)) or "nothing new"}')
+    elif args.dry_run or args.time or not (args.table or args.write_docs):
+        setting = make_setting(args, recipe, output, records)
         if args.dry_run:
             print('\n'.join(shlex.join(setting.command(arm, seed)) for arm, seed in order))
             return
+        if args.time:
+            arms = list(dict.fromkeys(arm for arm, _ in order))
+            write_json(measure(arms, recipe, setting.machine_flags, args.time), records / TIMES)
+            print(format_times(read_times(records)))
+            return
         states = train(setting, order, args.jobs, seconds)
 
-    report = Report(read_runs(output), args.bootstrap)
+    report = Report(all_runs(output, records), args.bootstrap)
     print('\n' + report.text())
     for file, draw in (('curves', report.draw_curves), ('sizes', report.draw_sizes), ('classes', report.draw_classes)):
         if draw(output / f'{file}.png'):
             print(f'Drawn to {output / f"{file}.png"}')
     if args.write_docs:
-        write_document(args.write_docs, report)
+        write_document(args.write_docs, output.name, report, read_times(records))
         print(f'Written to {args.write_docs}')
     for state in ('elsewhere', 'stopped', 'waiting'):
         names = [job for job, value in states.items() if value == state]

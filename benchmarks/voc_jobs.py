@@ -11,6 +11,10 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 
 POLL_SECONDS = 1.
 SECONDS_TO_SAVE = 300  # that a command has to save its state after it was asked to stop
+# One thread, and glibc's malloc keeps what was freed: asking the system anew for the memory of each large tensor took
+# 8 of 44 ms of training on an image, and 6 of 23 ms of scoring one.
+ENVIRONMENT = {
+    'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
 
 
 @dataclass
@@ -47,14 +51,13 @@ class Job:
         if not self.begin():
             os.close(self.lock)
             return 'finished'
-        environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}
         self.started = time.monotonic()
         with open(self.folder / 'log.txt', 'ab') as log:
             # It holds the lock as long as it lives, also if this process is killed. In a session of its own, it gets
             # no Ctrl-C of the terminal: a second signal would end it before it has saved.
             self.process = subprocess.Popen(
-                self.command(), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                pass_fds=[self.lock], start_new_session=True)
+                self.command(), env={**os.environ, **ENVIRONMENT}, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, pass_fds=[self.lock], start_new_session=True)
         return 'running'
 
     def leave(self) -> None:

@@ -1,13 +1,14 @@
 """ What came out of the runs of benchmarks/voc.py: tables, pictures, and the section of a document """
 import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
 import torch
 import yaml
 from voc_arms import ARMS, Arm
+from voc_time import format_times
 
 from timm_splicemix.metrics import average_precision
 from timm_splicemix.report import load_pyplot, save_figure, written_whole
@@ -15,8 +16,8 @@ from timm_splicemix.results import RESULTS, SCORES, Scores, draw_samples, draw_s
 from timm_splicemix.tracking import read_summary
 
 RECORD = 'run.json'
+ENVIRONMENT = 'environment.yaml'
 EVALUATION = 'validate'  # folder of what validate.py wrote, in that of the run
-BEGIN, END = '<!-- results: begin -->', '<!-- results: end -->'
 GROUPS = {'baseline': 'All labels', '40-baseline': '40 % of the labels', 'single-baseline': 'One label of each image'}
 MAIN = ('baseline', 'splicemix', 'splicemix-cl', 'baseline-more')
 NUM_SAMPLES = 1000
@@ -62,9 +63,18 @@ class Run:
     def is_finished(self) -> bool:
         return self.record['finished']
 
+    @property
+    def scored_rows(self) -> list[dict[str, str]]:
+        """Rows of the epochs that were scored; --val-interval leaves some out, never the last one of a run."""
+        return [row for row in self.rows if row.get('eval_mAP')]
+
     def curve(self, metric: str = 'mAP') -> list[float]:
-        """Values of a metric in each epoch."""
-        return [float(row[f'eval_{metric}']) for row in self.rows]
+        """Values of a metric in each epoch that was scored."""
+        return [float(row[f'eval_{metric}']) for row in self.scored_rows]
+
+    def scored_epochs(self) -> list[int]:
+        """Numbers of these epochs, from 1 on."""
+        return [int(row['epoch']) + 1 for row in self.scored_rows]
 
     def evaluation(self) -> Optional[dict[str, Any]]:
         """What validate.py found for the last epoch, None if it was not asked."""
@@ -76,7 +86,15 @@ class Run:
 
     def scores(self) -> Optional[Scores]:
         """Scores of all images after the last epoch, None if validate.py was not asked."""
-        return None if self.evaluation() is None else Scores.load(self.folder / EVALUATION / SCORES)
+        if self.evaluation() is None:
+            return None
+        scores = Scores.load(self.folder / EVALUATION / SCORES)
+        return replace(scores, scores=scores.scores.float())
+
+    def environment(self) -> dict[str, Any]:
+        """Versions that it was made with, {} if they were not written down."""
+        file = self.folder / ENVIRONMENT
+        return yaml.safe_load(file.read_text(encoding='utf-8')) if file.is_file() else {}
 
 
 def run_name(arm: Arm, seed: int) -> str:
@@ -230,7 +248,7 @@ class Report:
         runs = [run for run in self.runs if not run.is_finished]
         states = [
             f'- {run.arm.title}, seed {run.seed}: {len(run.rows)} of {run.epochs} epochs'
-            + (f', mAP {run.curve()[-1]:.2f}' if run.rows else '') for run in runs]
+            + (f', mAP {run.curve()[-1]:.2f}' if run.scored_rows else '') for run in runs]
         return '\n'.join(['Not finished, and not in the means:', '', *states]) if runs else ''
 
     def draw_curves(self, path: Path) -> bool:
@@ -242,7 +260,7 @@ class Report:
         Returns:
             Whether there was anything to draw, and matplotlib to draw it.
         """
-        begun = {run.arm.reference for run in self.runs if run.rows}
+        begun = {run.arm.reference for run in self.runs if run.scored_rows}
         groups = [reference for reference in GROUPS if reference in begun]
         pyplot = load_pyplot() if groups else None
         if pyplot is None:
@@ -251,16 +269,17 @@ class Report:
             1, len(groups), figsize=(1 + 5.5 * len(groups), 4.2), layout='constrained', squeeze=False)
         for axes, reference in zip(panels[0], groups):
             for number, arm in enumerate(self.arms(reference)):
-                curves = [run.curve() for run in self.runs if run.arm.name == arm.name and run.rows]
-                if not curves:
+                runs = [run for run in self.runs if run.arm.name == arm.name and run.scored_rows]
+                if not runs:
                     continue
                 color = f'C{number}' if number < 10 else 'black'
-                for curve in curves if len(curves) > 1 else []:
-                    axes.plot(range(1, len(curve) + 1), curve, color=color, alpha=0.25, linewidth=1)
+                for run in runs if len(runs) > 1 else []:
+                    axes.plot(run.scored_epochs(), run.curve(), color=color, alpha=0.25, linewidth=1)
                 # A mean over the seeds that are furthest, not to be cut off where another one has begun
-                length = max(map(len, curves))
-                mean = [statistics.mean(values) for values in zip(*(curve for curve in curves if len(curve) == length))]
-                axes.plot(range(1, length + 1), mean, color=color, marker='.', label=arm.title)
+                epochs = max((run.scored_epochs() for run in runs), key=len)
+                furthest = [run.curve() for run in runs if run.scored_epochs() == epochs]
+                mean = [statistics.mean(values) for values in zip(*furthest)]
+                axes.plot(epochs, mean, color=color, marker='.', label=arm.title)
             axes.set(title=GROUPS[reference], xlabel='epoch', ylabel='mAP on val in %')
             axes.locator_params(axis='x', integer=True)
             axes.grid(alpha=0.3)
@@ -317,11 +336,10 @@ def describe_runs(runs: Sequence[Run]) -> str:
         f'{sum(run.is_finished for run in runs)} runs are finished. All took {hours:.1f} hours of one process, beside '
         'whatever else the machine did.', '',
         f'All of them: `train.py {" ".join(first.record["recipe"])}`, weights {first.record["weights"]}.', '']
-    environment = first.folder / 'environment.yaml'
-    if environment.is_file():
-        content = yaml.safe_load(environment.read_text(encoding='utf-8'))
-        versions = [f'{name} {content[name]}' for name in ('python', 'torch', 'timm', 'timm_splicemix')]
-        lines += [f'Versions: {", ".join(versions)}.', '']
+    versions = first.environment()
+    if versions:
+        words = [f'{name} {versions[name]}' for name in ('python', 'torch', 'timm', 'timm_splicemix')]
+        lines += [f'Versions: {", ".join(words)}.', '']
     lines += ['| arm | flags of its own |', '|---|---|']
     for arm in dict.fromkeys(run.arm for run in runs):
         flags = ' '.join(arm.flags)
@@ -329,26 +347,36 @@ def describe_runs(runs: Sequence[Run]) -> str:
     return '\n'.join(lines)
 
 
-def write_document(path: Path, report: Report) -> None:
-    """ Put tables and pictures between the marks of a document; pictures go beside it.
+def marks(section: str) -> tuple[str, str]:
+    """Lines of a document between which the results of a section stand."""
+    return f'<!-- {section}: begin -->', f'<!-- {section}: end -->'
+
+
+def write_document(path: Path, section: str, report: Report, times: Sequence[dict[str, Any]] = ()) -> None:
+    """ Put tables and pictures between the marks of a section; pictures go beside the document.
 
     Args:
         path: Document in Markdown with the two marks.
+        section: Name of the section, and the beginning of those of the pictures.
         report: What is put there.
+        times: What `voc_time.measure` returned, () for none.
     """
     text = path.read_text(encoding='utf-8')
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"Expected the lines '{BEGIN}' and '{END}' in {path}, but got a document without.")
+    begin, end = marks(section)
+    head, found, rest = text.partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"Expected the lines '{begin}' and '{end}' in {path}, but got a document without.")
     parts = [report.text()]
+    if times:
+        parts.append(format_times(times))
     if report.runs:
         parts.insert(0, describe_runs(report.runs))
         for name, title, draw in (
                 ('curves', 'mAP over the epochs', report.draw_curves),
                 ('sizes', 'mAP at lower resolution', report.draw_sizes),
                 ('classes', 'Gain in AP of each class', report.draw_classes)):
-            file = path.with_name(f'{path.stem}_{name}.png')
+            file = path.with_name(f'{section}-{name}.png')
             if draw(file):
                 parts.append(f'![{title}]({file.name})')
     with written_whole(path) as temporary:

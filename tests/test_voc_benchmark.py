@@ -221,6 +221,8 @@ def test_a_folder_with_runs_of_another_recipe_is_refused(benchmark, tmp_path, ca
 @pytest.mark.parametrize('flags, words', [
     (('--epochs', '0'), 'Expected --epochs of at least 1, but got 0'),
     (('--seeds', '0'), 'Expected --seeds of at least 1'),
+    (('--val-interval', '0'), 'Expected --val-interval of at least 1, but got 0'),
+    (('--time', '1'), 'Expected --time of at least 2 rounds, but got 1'),
     (('--arms', 'mixap'), "but got 'mixap'"),
     (('--subset', '5'), 'Expected --subset of 1 to 4 images'),
     (('--weights', 'nowhere.pth'), 'Expected a file for --weights'),
@@ -275,7 +277,7 @@ def write_run(results, arms, output, name, seed, values, scores=None, epochs=3):
     if scores is not None:
         sizes = [{'size': 32 // part, 'trained': part == 1, 'mAP': values[-1] / part} for part in (1, 2)]
         (folder / 'validate').mkdir()
-        (folder / 'validate' / 'results.json').write_text(json.dumps({'epoch': epochs - 1, 'sizes': sizes}))
+        (folder / 'validate' / 'results.json').write_text(json.dumps({'epoch': epochs - 1, 'metrics': {}, 'sizes': sizes}))
         scores.save(folder / 'validate' / 'scores.npz')
 
 
@@ -326,26 +328,119 @@ def test_a_table_of_nothing_says_so(results, tmp_path):
     assert not report.draw_curves(tmp_path / 'curves.png') and not report.draw_sizes(tmp_path / 'sizes.png')
 
 
-def test_results_are_written_between_the_marks_of_a_document(voc, results, some_runs, tmp_path, capsys):
-    document = tmp_path / 'voc.md'
-    document.write_text(f'Before\n{results.BEGIN}\nold\n{results.END}\nAfter\n')
+def test_epochs_that_were_not_scored_are_left_out_of_curves(results, arms, tmp_path):
+    write_run(results, arms, tmp_path / 'runs', 'baseline', 0, ['', 75., '', 82.], epochs=4)
+    write_run(results, arms, tmp_path / 'runs', 'splicemix', 0, [''], epochs=4)
+    report = results.Report(results.read_runs(tmp_path / 'runs'))
+    scored, unscored = report.runs
+    assert (scored.scored_epochs(), scored.curve()) == ([2, 4], [75., 82.])
+    assert (unscored.scored_epochs(), unscored.curve()) == ([], [])
+    assert '| Baseline | 1 of 1 | 4 of 4 | **82.00** | 82.00 | 82.00 |' in report.text()
+    assert report.text().endswith('- SpliceMix, seed 0: 1 of 4 epochs')
+    assert report.draw_curves(tmp_path / 'curves.png')
+
+
+def test_progress_tells_epochs_that_were_not_scored(voc, capsys):
+    progress = voc.Progress(total=4, done=0)
+    progress.tell('baseline-seed0', {'epoch': '0', 'eval_mAP': ''}, 2)
+    progress.tell('baseline-seed0', {'epoch': '1', 'eval_mAP': '81.5'}, 2)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith('baseline-seed0: epoch 1 of 2; 1 of 4 epochs of all')
+    assert second.startswith('baseline-seed0: epoch 2 of 2, mAP 81.50; 2 of 4 epochs of all')
+
+
+TIMES = [
+    {'arm': 'Baseline', 'rounds': 8, 'seconds_per_batch': 1.25, 'ratio': [1., 1., 1.]},
+    {'arm': 'SpliceMix', 'rounds': 8, 'seconds_per_batch': 1.5, 'ratio': [1.18, 1.204, 1.25]}]
+
+
+def test_results_are_written_between_the_marks_of_their_section(voc, results, some_runs, tmp_path, capsys):
+    document = tmp_path / 'RESULTS.md'
+    begin, end = results.marks('runs')
+    other = '\n'.join(results.marks('voc-32'))
+    document.write_text(f'Before\n{begin}\nold\n{end}\nAfter\n{other}\n')
+    records = tmp_path / 'records'
+    records.mkdir()
+    (records / 'times.json').write_text(json.dumps(TIMES))
+    flags = ('--output', str(some_runs), '--records', str(records), '--bootstrap', '20')
     for _ in range(2):
-        voc.main(['--output', str(some_runs), '--write-docs', str(document), '--bootstrap', '20'])
+        voc.main([*flags, '--write-docs', str(document)])
         text = document.read_text()
-        assert text.startswith(f'Before\n{results.BEGIN}\n5 runs are finished') and 'old' not in text
-        assert text.endswith(f'{results.END}\nAfter\n') and 'took 3.5 hours' in text and 'weights lite0.pth' in text
+        assert text.startswith(f'Before\n{begin}\n5 runs are finished') and 'old' not in text
+        assert text.endswith(f'{end}\nAfter\n{other}\n') and 'took 3.5 hours' in text
+        assert 'weights lite0.pth' in text and '| SpliceMix | 1.50 | 1.20 (1.18 to 1.25) |' in text
         pictures = re.findall(r'!\[.*\]\((.*)\)', text)
-        assert pictures == ['voc_curves.png', 'voc_sizes.png', 'voc_classes.png']
+        assert pictures == ['runs-curves.png', 'runs-sizes.png', 'runs-classes.png']
         assert all((tmp_path / name).stat().st_size > 1000 for name in pictures)
     (tmp_path / 'plain.md').write_text('Nothing\n')
     with pytest.raises(SystemExit):
-        voc.main(['--output', str(some_runs), '--write-docs', str(tmp_path / 'plain.md'), '--bootstrap', '20'])
+        voc.main([*flags, '--write-docs', str(tmp_path / 'plain.md')])
     assert (tmp_path / 'plain.md').read_text() == 'Nothing\n'
+
+
+def test_what_is_kept_of_runs_gives_the_same_table_and_names_nothing_of_the_machine(voc, results, some_runs, tmp_path):
+    environment = {'timm_splicemix': '1', 'timm': '2', 'torch': '3', 'python': '4', 'command': str(tmp_path)}
+    (some_runs / 'baseline-seed0' / 'environment.yaml').write_text(json.dumps(environment))
+    records = tmp_path / 'records'
+    flags = ('--output', str(some_runs), '--records', str(records), '--bootstrap', '20')
+    before = results.Report(results.read_runs(some_runs), 20)
+    voc.main([*flags, '--keep'])
+    kept = results.read_runs(records)
+    assert [run.name for run in kept] == [
+        *(f'baseline-seed{seed}' for seed in range(3)), 'splicemix-seed0', 'splicemix-seed1']
+    after = results.Report(kept, 20)
+    for arm in ('baseline', 'splicemix'):
+        arm = results.ARMS[arm]
+        assert after.interval(arm) == pytest.approx(before.interval(arm), abs=0.05)
+    assert after.runs[0].environment() == {name: environment[name] for name in environment if name != 'command'}
+    files = [file for file in records.rglob('*') if file.is_file()]
+    assert {file.name for file in files} == {
+        'run.json', 'summary.csv', 'environment.yaml', 'results.json', 'scores.npz'}
+    assert not [file for file in files if str(tmp_path).encode() in file.read_bytes()]
+
+
+def test_kept_runs_are_finished_ones_and_what_is_not_kept_is_still_trained(benchmark, results, tmp_path, capsys):
+    flags = ('--records', str(tmp_path / 'records'), '--arms', 'baseline', 'splicemix', '--seeds', '1')
+    assert benchmark(*flags) == 0
+    for name in ('baseline-seed0', 'splicemix-seed0'):
+        folder = tmp_path / 'runs' / name / 'validate'
+        folder.mkdir()
+        (folder / 'results.json').write_text(json.dumps({'epoch': 1, 'metrics': {'mAP': 90.}, 'sizes': [], 'a': 1}))
+        make_scores(1., 0).save(folder / 'scores.npz')
+    assert benchmark(*flags, '--keep') == 0 and benchmark(*flags, '--keep') == 0
+    assert 'nothing new' in capsys.readouterr().out
+    (tmp_path / 'runs').rename(tmp_path / 'elsewhere')
+    assert benchmark(*flags, '--seeds', '2') == 0
+    assert order(tmp_path) == ['baseline-seed1', 'splicemix-seed1']
+    assert '| Baseline | 2 of 2 | 2 of 2 | **90.50 ± 0.71** | 90.00, 91.00 |' in capsys.readouterr().out
+    assert benchmark(*flags, '--epochs', '3') == 2
+    assert 'Expected runs of the same recipe in' in capsys.readouterr().err
 
 
 def test_the_document_has_a_place_for_results(voc, results):
     text = voc.DOCUMENT.read_text(encoding='utf-8')
-    assert text.count(results.BEGIN) == text.count(results.END) == 1
+    for section in ('voc-224', 'voc-128'):
+        assert all(text.count(mark) == 1 for mark in results.marks(section))
+
+
+@pytest.mark.slow
+def test_training_of_arms_is_timed_in_turn(voc, tmp_path, capsys):
+    make_voc(tmp_path / 'data')
+    weights = tmp_path / 'weights.pth'
+    torch.save(timm.create_model('test_efficientnet').state_dict(), weights)
+    threads = torch.get_num_threads()
+    try:
+        voc.main([
+            '--data-dir', str(tmp_path / 'data'), '--records', str(tmp_path / 'records'), '--weights', str(weights),
+            *FLAGS, '--size', '64', '--freeze', '--arms', 'baseline', 'splicemix-cl', 'batch-augment', '--time', '3'])
+    finally:
+        torch.set_num_threads(threads)
+    text = capsys.readouterr().out
+    rows = json.loads((tmp_path / 'records' / 'times.json').read_text())
+    assert [row['arm'] for row in rows] == ['Baseline', 'SpliceMix-CL', 'Batch Augmentation']
+    assert rows[0]['ratio'] == [1., 1., 1.] and all(row['seconds_per_batch'] > 0 for row in rows)
+    assert '| Baseline | ' in text and '1.00 (1.00 to 1.00) |' in text
+    assert not list((tmp_path / 'data').glob('output*'))
 
 
 @pytest.mark.slow
