@@ -13,6 +13,7 @@ import pytest
 import timm
 import torch
 
+import timm_splicemix as tsm
 from tests.conftest import REPOSITORY
 from tests.helpers import raises_error
 from tests.test_voc import OBJECTS, make_voc
@@ -277,7 +278,8 @@ def write_run(results, arms, output, name, seed, values, scores=None, epochs=3):
     if scores is not None:
         sizes = [{'size': 32 // part, 'trained': part == 1, 'mAP': values[-1] / part} for part in (1, 2)]
         (folder / 'validate').mkdir()
-        (folder / 'validate' / 'results.json').write_text(json.dumps({'epoch': epochs - 1, 'metrics': {}, 'sizes': sizes}))
+        content = {'epoch': epochs - 1, 'metrics': {}, 'sizes': sizes}
+        (folder / 'validate' / 'results.json').write_text(json.dumps(content))
         scores.save(folder / 'validate' / 'scores.npz')
 
 
@@ -444,7 +446,7 @@ def test_training_of_arms_is_timed_in_turn(voc, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_benchmark_trains_and_evaluates_with_the_commands_of_the_project(voc, tmp_path, capsys):
+def test_the_benchmark_trains_and_evaluates_with_the_commands_of_the_project(voc, tmp_path, monkeypatch, capsys):
     make_voc(tmp_path / 'data')
     weights = tmp_path / 'weights.pth'
     torch.save(timm.create_model('test_efficientnet').state_dict(), weights)
@@ -458,3 +460,12 @@ def test_the_benchmark_trains_and_evaluates_with_the_commands_of_the_project(voc
     run, = importlib.import_module('voc_results').read_runs(tmp_path / 'runs')
     assert run.is_finished and run.evaluation()['metrics']['mAP'] == pytest.approx(run.curve()[-1], abs=0.01)
     assert len(run.scores().scores) == len(OBJECTS)
+
+    pieces = importlib.import_module('voc_pieces')
+    monkeypatch.setattr(pieces, 'BATCH_SIZE', len(OBJECTS))
+    monkeypatch.setattr(pieces, 'GRIDS', tsm.parse_grids('1x2,2x2'))
+    pieces.main(['--data-dir', str(tmp_path / 'data'), '--checkpoints', str(run.folder / 'last.pth.tar')])
+    text = capsys.readouterr().out
+    assert '- labels of mixed images: 0\n' in text and '| images | splicemix-cl-seed0 |' in text
+    assert re.search(fr'\| regular \| {run.curve()[-1]:.2f} \(0\.\d+\) \|', text)
+    assert re.search(r'\| 2x2 cells \| \d+\.\d\d \(\d+\.\d+\) \|', text) and '| layers | regular | 1x2 | 2x2 |' in text
