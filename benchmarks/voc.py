@@ -41,7 +41,17 @@ from voc_arms import (
 from voc_data import TAR_VARIABLE, find_data, make_subset
 from voc_jobs import Job, run_jobs
 from voc_records import all_runs, keep_runs
-from voc_results import EVALUATION, NUM_SAMPLES, Report, Run, read_record, run_name, write_document, write_record
+from voc_results import (
+    EVALUATION,
+    NUM_SAMPLES,
+    Report,
+    Run,
+    read_record,
+    run_name,
+    write_document,
+    write_record,
+    write_section,
+)
 from voc_time import TIMES, format_times, measure, read_times
 
 from timm_splicemix.args import CommandParser, command
@@ -51,6 +61,7 @@ from timm_splicemix.tracking import read_summary
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECORDS = REPOSITORY / 'benchmarks' / 'voc_runs'
 DOCUMENT = REPOSITORY / 'benchmarks' / 'RESULTS.md'
+README, HEADLINE = REPOSITORY / 'README.md', 'voc-224'  # whose main arms the README shows
 TRAIN = (sys.executable, str(REPOSITORY / 'train.py'))
 VALIDATE = (sys.executable, str(REPOSITORY / 'validate.py'))
 PARTS = (1, 2, 4, 7)  # of the size, in the low-resolution study of the paper
@@ -240,7 +251,7 @@ def build_parser() -> CommandParser:
         '--keep', action='store_true', help='copy results of finished and scored runs, without weights, to --records')
     actions.add_argument(
         '--write-docs', nargs='?', const=DOCUMENT, type=Path, metavar='FILE',
-        help='write the results between the marks of a document (default: benchmarks/RESULTS.md)')
+        help='write the results between the marks of a document (default: benchmarks/RESULTS.md, and the README)')
     actions.add_argument('--dry-run', action='store_true', help='print the commands in their order')
 
     group = parser.add_argument_group('Where')
@@ -358,6 +369,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.write_docs:
         write_document(args.write_docs, output.name, report, read_times(records))
         print(f'Written to {args.write_docs}')
+        if args.write_docs == DOCUMENT and output.name == HEADLINE:
+            write_section(README, HEADLINE, report.headline())
+            print(f'The headline is written to {README}')
     for state in ('elsewhere', 'stopped', 'waiting'):
         names = [job for job, value in states.items() if value == state]
         if names:

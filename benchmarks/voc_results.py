@@ -136,6 +136,15 @@ def mean_and_std(values: Sequence[float], digits: int = 2, sign: str = '') -> st
     return f'{mean} ± {statistics.stdev(values):.{digits}f}' if len(values) > 1 else mean
 
 
+def paper_cell(arm: Arm) -> str:
+    """What the paper reports of an arm, and its gain there."""
+    if arm.paper is None:
+        return ''
+    reference = ARMS[arm.reference].paper
+    gain = '' if arm.name == arm.reference or reference is None else f' ({arm.paper - reference:+.1f})'
+    return f'{arm.paper:.1f}{gain}'
+
+
 class Report:
     """ Tables and pictures of runs.
 
@@ -195,7 +204,28 @@ class Report:
                 *(mean_and_std([run.curve(metric)[-1] for run in runs]) for metric in ('CF1', 'OF1')),
                 '' if is_reference else mean_and_std(gains, sign='+'),
                 '' if is_reference else '-' if bounds is None else '{:+.2f} to {:+.2f}'.format(*bounds),
-                '' if arm.paper is None else f'{arm.paper:.1f}']) + ' |')
+                paper_cell(arm)]) + ' |')
+        return '\n'.join(lines)
+
+    def headline(self) -> str:
+        """The main arms in a few columns, in Markdown."""
+        lines = [
+            '| | seeds | mAP | gain | 95 % interval | low resolution: 1/4 of the size | paper (ResNet-101, 448 px) |',
+            '|---|---|---|---|---|---|---|']
+        sizes = self.sizes()
+        for arm in (ARMS[name] for name in MAIN):
+            runs = list(self.finished(arm.name).values())
+            if not runs:
+                continue
+            gains = [mine.curve()[-1] - other.curve()[-1] for mine, other in self.pairs(arm)]
+            bounds = self.interval(arm)
+            is_reference = arm.name == arm.reference
+            quarter = next((row['values'] for row in sizes.get(arm.title, ()) if row['size'] * 4 == runs[0].size), [])
+            lines.append('| ' + ' | '.join([
+                arm.title, str(len(runs)), mean_and_std([run.curve()[-1] for run in runs], 1),
+                '' if is_reference else mean_and_std(gains, sign='+'),
+                '' if is_reference or bounds is None else '{:+.2f} to {:+.2f}'.format(*bounds),
+                mean_and_std(quarter, 1), paper_cell(arm)]) + ' |')
         return '\n'.join(lines)
 
     def interval(self, arm: Arm) -> Optional[tuple[float, float]]:
@@ -361,12 +391,6 @@ def write_document(path: Path, section: str, report: Report, times: Sequence[dic
         report: What is put there.
         times: What `voc_time.measure` returned, () for none.
     """
-    text = path.read_text(encoding='utf-8')
-    begin, end = marks(section)
-    head, found, rest = text.partition(begin)
-    _, found_end, tail = rest.partition(end)
-    if not found or not found_end:
-        raise ValueError(f"Expected the lines '{begin}' and '{end}' in {path}, but got a document without.")
     parts = [report.text()]
     if times:
         parts.append(format_times(times))
@@ -379,6 +403,22 @@ def write_document(path: Path, section: str, report: Report, times: Sequence[dic
             file = path.with_name(f'{section}-{name}.png')
             if draw(file):
                 parts.append(f'![{title}]({file.name})')
+    write_section(path, section, '\n\n'.join(parts))
+
+
+def write_section(path: Path, section: str, body: str) -> None:
+    """ Put a text between the marks of a section.
+
+    Args:
+        path: Document in Markdown with the two marks.
+        section: Name of the section.
+        body: The text.
+    """
+    text = path.read_text(encoding='utf-8')
+    begin, end = marks(section)
+    head, found, rest = text.partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"Expected the lines '{begin}' and '{end}' in {path}, but got a document without.")
     with written_whole(path) as temporary:
-        body = '\n\n'.join(parts)
         temporary.write_text(f'{head}{begin}\n{body}\n{end}{tail}', encoding='utf-8')

@@ -271,8 +271,8 @@ def write_run(results, arms, output, name, seed, values, scores=None, epochs=3):
     folder = output / f'{name}-seed{seed}'
     finished = len(values) == epochs
     results.write_record(folder, {
-        'arm': name, 'seed': seed, 'epochs': epochs, 'recipe': ['--lr', '0.02'], 'flags': [], 'weights': 'lite0.pth',
-        'finished': finished, 'seconds': 1800.})
+        'arm': name, 'seed': seed, 'epochs': epochs, 'recipe': ['--lr', '0.02', '--img-size', '32'], 'flags': [],
+        'weights': 'lite0.pth', 'finished': finished, 'seconds': 1800.})
     lines = [f'{epoch},{value},60,70' for epoch, value in enumerate(values)]
     (folder / 'summary.csv').write_text('\n'.join(['epoch,eval_mAP,eval_CF1,eval_OF1', *lines]) + '\n')
     if scores is not None:
@@ -313,7 +313,7 @@ def test_the_table_has_last_epochs_of_finished_runs_and_gains_of_the_same_seeds(
     assert rows['SpliceMix'][7] == '+1.50 ± 0.71'  # 2 and 1, of seeds 0 and 1
     low, high = map(float, rows['SpliceMix'][8].split(' to '))
     assert 0 < low < high  # less noise by far
-    assert rows['SpliceMix'][9] == '94.6'
+    assert rows['SpliceMix'][9] == '94.6 (+1.3)' and rows['Baseline'][9] == '93.3'
     assert rows['SpliceMix, 40 % of labels'][2:4] == ['-', '-']
     assert '- SpliceMix, seed 2: 2 of 3 epochs, mAP 99.00' in sizes
     assert '| SpliceMix | 82.00 ± 0.00 | 41.00 ± 0.00 |' in sizes
@@ -380,6 +380,24 @@ def test_results_are_written_between_the_marks_of_their_section(voc, results, so
     assert (tmp_path / 'plain.md').read_text() == 'Nothing\n'
 
 
+def test_the_headline_shows_the_main_arms_beside_the_paper(voc, results, some_runs, tmp_path, monkeypatch):
+    readme = tmp_path / 'README.md'
+    readme.write_text('Before\n{}\nold\n{}\nAfter\n'.format(*results.marks('runs')))
+    (tmp_path / 'RESULTS.md').write_text('\n'.join(results.marks('runs')))
+    monkeypatch.setattr(voc, 'DOCUMENT', tmp_path / 'RESULTS.md')
+    monkeypatch.setattr(voc, 'README', readme)
+    voc.main(['--output', str(some_runs), '--bootstrap', '20', '--write-docs', str(tmp_path / 'RESULTS.md')])
+    assert 'old' in readme.read_text()  # these are not the runs that it shows
+    monkeypatch.setattr(voc, 'HEADLINE', 'runs')
+    voc.main(['--output', str(some_runs), '--bootstrap', '20', '--write-docs', str(tmp_path / 'RESULTS.md')])
+    text = readme.read_text()
+    assert text.startswith('Before\n') and text.endswith('\nAfter\n') and 'old' not in text
+    assert '| Baseline | 3 | 82.0 ± 2.6 |  |  | - | 93.3 |' in text
+    assert re.search(r'\| SpliceMix \| 2 \| 82\.0 ± 0\.0 \| \+1\.50 ± 0\.71 \| \+.* to \+.* \|', text)
+    assert '| - | 94.6 (+1.3) |' in text
+    assert 'SpliceMix-CL' not in text
+
+
 def test_what_is_kept_of_runs_gives_the_same_table_and_names_nothing_of_the_machine(voc, results, some_runs, tmp_path):
     environment = {'timm_splicemix': '1', 'timm': '2', 'torch': '3', 'python': '4', 'command': str(tmp_path)}
     (some_runs / 'baseline-seed0' / 'environment.yaml').write_text(json.dumps(environment))
@@ -419,7 +437,8 @@ def test_kept_runs_are_finished_ones_and_what_is_not_kept_is_still_trained(bench
     assert 'Expected runs of the same recipe in' in capsys.readouterr().err
 
 
-def test_the_document_has_a_place_for_results(voc, results):
+def test_the_documents_have_a_place_for_results(voc, results):
+    assert all(voc.README.read_text(encoding='utf-8').count(mark) == 1 for mark in results.marks(voc.HEADLINE))
     text = voc.DOCUMENT.read_text(encoding='utf-8')
     for section in ('voc-224', 'voc-128'):
         assert all(text.count(mark) == 1 for mark in results.marks(section))
