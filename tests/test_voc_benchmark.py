@@ -117,7 +117,7 @@ def test_every_arm_is_a_command_of_train_and_differs_from_the_others_in_its_own_
     for arm in arms.ARMS.values():
         args = vars(parser.parse_args([*recipe.flags(), *arm.flags, *arms.seed_flags(arm, 1)]))
         assert args['seed'] == 1 and args['train_split'] == 'train-only' and args['val_split'] == 'val'
-        assert args['freeze_bn'] and args['gp'] == 'max' and args['opt'] == 'momentum' and args['lr'] == 0.02
+        assert args['freeze_bn'] and args['gp'] == 'max' and args['opt'] == 'momentum' and args['lr'] == 0.05
         assert arm.reference in arms.ARMS and arms.ARMS[arm.reference].reference == arm.reference
         given[arm.name] = args
     assert len({str(args) for args in given.values()}) == len(given)
