@@ -30,6 +30,7 @@ from tests import reference
 
 GRIDS = tsm.parse_grids('1x2,2x1,2x2,2x3,3x2')
 BATCH_SIZE = 24  # is filled by every grid without a rest
+NORM_BATCHES = 8  # whose inputs of BatchNorm are looked at: means of all their pixels need no more
 
 
 def val_batches(data_dir: str, config: dict[str, Any], size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -94,7 +95,7 @@ class NormInputs:
     def _hook(self, name: str) -> Callable:
         def collect(layer: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
             for part, rows in self.parts.items():
-                values = inputs[0][rows].double()
+                values = inputs[0][rows]
                 moments = torch.stack([values.mean(dim=(0, 2, 3)), values.square().mean(dim=(0, 2, 3))])
                 self.sums[name, part].append(moments)
         return collect
@@ -108,7 +109,7 @@ class NormInputs:
         """
         found = defaultdict(list)
         for name, layer in self.layers.items():
-            mean, square = torch.stack(self.sums[name, part]).mean(dim=0)
+            mean, square = torch.stack(self.sums[name, part]).double().mean(dim=0)
             variance = layer.running_var.double()
             distance = ((mean - layer.running_mean).abs() / variance.sqrt()).nanmedian()
             stage = '.'.join(name.split('.')[:2]) if name.startswith('blocks') else name
@@ -146,7 +147,7 @@ def look(path: str, data_dir: str, num_batches: Optional[int]) -> tuple[dict[str
         batch = torch.cat([images, *(part for part, _ in mixed)]).contiguous(memory_format=torch.channels_last)
         starts = torch.tensor([BATCH_SIZE, *(record.num_mixed for record in records)]).cumsum(0).tolist()
         rows = {str(grid): slice(start, end) for grid, start, end in zip(GRIDS, starts, starts[1:])}
-        norms.parts = {'regular': slice(0, BATCH_SIZE), **rows}
+        norms.parts = {'regular': slice(0, BATCH_SIZE), **rows} if index < NORM_BATCHES else {}
         with torch.inference_mode():
             logits, cells = module(batch, tsm.MixPlan(torch.arange(BATCH_SIZE), tuple(records)))
         found['regular'].append((logits[:BATCH_SIZE], targets))
