@@ -84,7 +84,7 @@ def format_times(rows: Sequence[dict[str, Any]]) -> str:
     """The table of times, in Markdown."""
     lines = [
         '### Time of training, without evaluation', '',
-        f'One thread on a machine that did nothing else, {rows[0]["rounds"]} rounds of {BATCHES} batches with data and '
+        f'One thread, {rows[0]["rounds"]} rounds of {BATCHES} batches with data and '
         'optimizer, the arms in turn: median seconds of a batch, and median and quartiles of the ratios of each round.',
         '', '| arm | seconds of a batch | ratio to the baseline |', '|---|---|---|']
     for row in rows:
