@@ -269,7 +269,7 @@ def build_parser() -> CommandParser:
 
     group = parser.add_argument_group('What is trained')
     group.add_argument(
-        '--arms', nargs='+', default=(), metavar='ARM', help=f'of {", ".join(ARMS)} (default: all but the last)')
+        '--arms', nargs='+', default=(), metavar='ARM', help=f'of {", ".join(ARMS)} (default: all but the last two)')
     group.add_argument(
         '--seeds', type=int, metavar='N', help='seeds of each arm (default: 3 of the first four, else 1)')
     group.add_argument('--size', type=int, default=SIZE, help='size of images (default: %(default)s)')

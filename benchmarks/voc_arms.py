@@ -69,6 +69,8 @@ ARMS = {arm.name: arm for arm in (
     Arm('batch-augment', 'Batch Augmentation', ('--batch-augment', '2'), paper=93.9),
     *_missing_label_arms('40', '40 % of labels', (74.4, 72.7, 75.7, 76.0, 76.9)),
     *_missing_label_arms('single', 'single label', (72.2, 71.8, 73.2, 74.4, 74.7)),
+    # To find out why, not to compare: mixed images of two halves only, the largest cells that there are.
+    Arm('splicemix-1x2', 'SpliceMix, 1x2 only', ('--splicemix-grids', '1x2'), seeds=0),
     # As the reference code has it for VOC: the consistency loss moves the predictions of regular images too.
     Arm('splicemix-cl-no-detach', 'SpliceMix-CL, not detached', (*_SPLICEMIX_CL, '--splicemix-cl-no-detach'), seeds=0),
 )}

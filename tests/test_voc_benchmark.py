@@ -99,7 +99,7 @@ def test_every_first_seed_comes_before_any_second_and_main_arms_come_first(arms)
     assert [name for name, _ in runs[:4]] == main
     assert [run for run in runs if run[1]] == [(name, seed) for seed in (1, 2) for name in main]
     assert len(runs) == len(set(runs)) == 20 + 8
-    assert {name for name, _ in runs} == set(arms.ARMS) - {'splicemix-cl-no-detach'}
+    assert {name for name, _ in runs} == set(arms.ARMS) - {'splicemix-1x2', 'splicemix-cl-no-detach'}
 
 
 def test_arms_and_seeds_can_be_chosen(arms):
