@@ -15,7 +15,9 @@ The environment variable TSM_VOC_TAR may name an archive of VOCdevkit/VOC2007 in
 --cache. The headline is the mAP after the last epoch, as the best epoch would be chosen on the split that is reported.
 """
 import argparse
+import os
 import shlex
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -39,7 +41,7 @@ from voc_arms import (
     seed_flags,
 )
 from voc_data import TAR_VARIABLE, find_data, make_subset
-from voc_jobs import Job, run_jobs
+from voc_jobs import ENVIRONMENT, Job, run_jobs
 from voc_records import all_runs, keep_runs
 from voc_results import (
     EVALUATION,
@@ -246,7 +248,7 @@ def build_parser() -> CommandParser:
         help='score finished runs at full, half, a quarter and a seventh of the size; gives intervals of gains too')
     actions.add_argument(
         '--time', nargs='?', const=8, type=int, metavar='ROUNDS',
-        help='time training of the arms in turn, in this process; the machine should do nothing else (default: 8)')
+        help='time training of the arms in turn, in one process; the machine should do nothing else (default: 8)')
     actions.add_argument(
         '--keep', action='store_true', help='copy results of finished and scored runs, without weights, to --records')
     actions.add_argument(
@@ -269,7 +271,8 @@ def build_parser() -> CommandParser:
 
     group = parser.add_argument_group('What is trained')
     group.add_argument(
-        '--arms', nargs='+', default=(), metavar='ARM', help=f'of {", ".join(ARMS)} (default: all but the last two)')
+        '--arms', nargs='+', default=(), metavar='ARM',
+        help=f'of {", ".join(ARMS)} (default: all but {", ".join(arm.name for arm in ARMS.values() if not arm.seeds)})')
     group.add_argument(
         '--seeds', type=int, metavar='N', help='seeds of each arm (default: 3 of the first four, else 1)')
     group.add_argument('--size', type=int, default=SIZE, help='size of images (default: %(default)s)')
@@ -354,6 +357,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         if args.dry_run:
             print('\n'.join(shlex.join(setting.command(arm, seed)) for arm, seed in order))
             return
+        if args.time and any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
+            line = [sys.executable, __file__, *(sys.argv[1:] if argv is None else argv)]
+            sys.exit(subprocess.call(line, env={**os.environ, **ENVIRONMENT}))  # malloc reads them when it starts
         if args.time:
             arms = list(dict.fromkeys(arm for arm, _ in order))
             write_json(measure(arms, recipe, setting.machine_flags, args.time), records / TIMES)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Sequence
 
 import yaml
-from voc_results import ENVIRONMENT, EVALUATION, RECORD, Run, read_runs, write_record
+from voc_results import ENVIRONMENT, EVALUATION, RECORD, Run, in_order, read_runs, write_record
 
 from timm_splicemix.report import written_whole
 from timm_splicemix.results import RESULTS, SCORES, write_json
@@ -53,4 +53,4 @@ def all_runs(output: Path, records: Path) -> list[Run]:
     """
     kept = read_runs(records)
     names = {run.name for run in kept}
-    return kept + [run for run in read_runs(output) if run.name not in names]
+    return in_order(kept + [run for run in read_runs(output) if run.name not in names])

@@ -123,9 +123,28 @@ def read_runs(output: Path) -> list[Run]:
     runs = [
         Run(file.parent, read_record(file.parent), read_summary(file.parent / 'summary.csv'))
         for file in output.glob(f'*/{RECORD}')]
+    return in_order([run for run in runs if run.record['arm'] in ARMS])
+
+
+def in_order(runs: Sequence[Run]) -> list[Run]:
+    """Runs in the order of the arms, then of the seeds."""
     order = list(ARMS)
-    known = [run for run in runs if run.record['arm'] in ARMS]
-    return sorted(known, key=lambda run: (order.index(run.arm.name), run.seed))
+    return sorted(runs, key=lambda run: (order.index(run.arm.name), run.seed))
+
+
+def check_same_recipe(runs: Sequence[Run]) -> None:
+    """ Refuse runs of different recipes, which can't be compared.
+
+    Args:
+        runs: Runs; those without an epoch may begin anew.
+    """
+    begun = [run for run in runs if run.rows]
+    for run in begun[1:]:
+        for name in ('recipe', 'weights'):
+            if run.record[name] != begun[0].record[name]:
+                raise ValueError(
+                    f'Expected runs of the same recipe, but got {begun[0].folder} and {run.folder} with another '
+                    f'{name}: choose another --output or --records.')
 
 
 def mean_and_std(values: Sequence[float], digits: int = 2, sign: str = '') -> str:
@@ -155,7 +174,9 @@ class Report:
 
     def __init__(self, runs: Sequence[Run], num_samples: int = NUM_SAMPLES):
         self.runs = list(runs)
+        check_same_recipe(self.runs)
         self.num_samples = num_samples
+        self._targets: Optional[torch.Tensor] = None
         self._samples: Optional[torch.Tensor] = None
         self._sampled: dict[str, torch.Tensor] = {}
 
@@ -243,9 +264,20 @@ class Report:
         gains = [self._sampled_map(mine) - self._sampled_map(other) for mine, other in pairs]
         return interval(torch.stack(gains).mean(dim=0))
 
+    def _scores(self, run: Run) -> Scores:
+        """Scores of a run that was evaluated, on the same images as those of the others."""
+        scores = run.scores()
+        if self._targets is None:
+            self._targets = scores.targets
+        if not torch.equal(scores.targets, self._targets):
+            raise ValueError(
+                f'Expected scores of the same images with the same labels in all runs, but got others in {run.folder}: '
+                f'remove its folder {EVALUATION} and evaluate it anew.')
+        return scores
+
     def _sampled_map(self, run: Run) -> torch.Tensor:
         if run.name not in self._sampled:
-            scores = run.scores()
+            scores = self._scores(run)
             if self._samples is None:
                 self._samples = draw_samples(len(scores.scores), self.num_samples)
             self._sampled[run.name] = sampled_map(scores, self._samples, name=run.name)
@@ -330,8 +362,9 @@ class Report:
         """Draw the gain of each class, means over seeds, of the main arms; returns as `draw_curves` does."""
         gains = {}
         for arm in (ARMS[name] for name in MAIN[1:]):
-            pairs = [(mine.scores(), other.scores()) for mine, other in self.pairs(arm)]
-            if pairs and all(None not in pair for pair in pairs):
+            pairs = self.pairs(arm)
+            if pairs and all(run.evaluation() is not None for pair in pairs for run in pair):
+                pairs = [(self._scores(mine), self._scores(other)) for mine, other in pairs]
                 names = pairs[0][0].class_names
                 gains[arm.title] = 100 * torch.stack([
                     average_precision(mine.scores, mine.targets) - average_precision(other.scores, other.targets)

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from voc_arms import Arm, Recipe, seed_flags
 
 from timm_splicemix.args import map_defaults
+from timm_splicemix.building import set_training
 from timm_splicemix.engine import train_one_epoch
 from timm_splicemix.machine import set_up_device
 from timm_splicemix.train import Run, build_parser, parse_args
@@ -37,6 +38,8 @@ def make_measurement(arm: Arm, recipe: Recipe, flags: Sequence[str], output: str
     run = Run(args, given, settings, set_up_device(args))
 
     def measure(index: int) -> float:
+        set_training(run.task, run.frozen, args.freeze_bn)
+        run.task.set_epoch(index)
         started = time.perf_counter()
         train_one_epoch(
             run.task, run.train_loader, run.optimizer, run.step, index, BATCHES, scheduler=None, is_primary=False,
@@ -56,7 +59,7 @@ def measure(arms: Sequence[Arm], recipe: Recipe, flags: Sequence[str], rounds: i
         rounds: Number of times that each is measured.
 
     Returns:
-        For each arm its title, the seconds of an epoch, and the quartiles of its ratios to the first one.
+        For each arm its title, the seconds of a batch, and the quartiles of its ratios to the first one.
     """
     torch.set_num_threads(1)
     logging.disable(logging.INFO)

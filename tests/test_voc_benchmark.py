@@ -324,6 +324,29 @@ def test_an_arm_has_no_gain_over_itself(results, arms, some_runs):
     assert low == high == 0
 
 
+def test_runs_of_another_recipe_or_of_other_images_are_not_compared(results, arms, some_runs):
+    other = make_scores(1., 0)
+    other.targets[0, 0] = 1 - other.targets[0, 0]
+    other.save(some_runs / 'splicemix-seed1' / 'validate' / 'scores.npz')
+    report = results.Report(results.read_runs(some_runs), 20)
+    for draw in (report.text, lambda: report.draw_classes(some_runs / 'classes.png')):
+        with pytest.raises(ValueError, match=r'other.* in .*splicemix-seed1'):
+            draw()
+    content = results.read_record(some_runs / 'baseline-seed1')
+    results.write_record(some_runs / 'baseline-seed1', {**content, 'recipe': ['--lr', '0.1', '--img-size', '32']})
+    with pytest.raises(ValueError, match=r'baseline-seed0 and .*baseline-seed1 with another recipe'):
+        results.Report(results.read_runs(some_runs))
+
+
+def test_runs_that_were_kept_and_others_are_in_the_order_of_arms(voc, results, some_runs, tmp_path):
+    records = tmp_path / 'records'
+    records.mkdir()
+    (some_runs / 'splicemix-seed0').rename(records / 'splicemix-seed0')
+    assert [run.name for run in voc.all_runs(some_runs, records)] == [
+        *(f'baseline-seed{seed}' for seed in range(3)), *(f'splicemix-seed{seed}' for seed in range(3)),
+        '40-splicemix-seed0']
+
+
 def test_a_table_of_nothing_says_so(results, tmp_path):
     report = results.Report(results.read_runs(tmp_path / 'nothing'))
     assert report.text() == 'No run was begun yet.'
@@ -444,19 +467,31 @@ def test_the_documents_have_a_place_for_results(voc, results):
         assert all(text.count(mark) == 1 for mark in results.marks(section))
 
 
+def test_what_is_timed_is_what_is_trained(voc, arms, tmp_path, monkeypatch):
+    make_voc(tmp_path / 'data')
+    module = importlib.import_module('voc_time')
+    timed = []
+    monkeypatch.setattr(module, 'train_one_epoch', lambda task, *args, **kwargs: timed.append(task))
+    recipe = arms.Recipe(model='test_efficientnet', size=64, batch_size=2, freeze=('conv_stem',))
+    flags = ('--data-dir', str(tmp_path / 'data'), '--workers', '0')
+    module.make_measurement(arms.ARMS['40-splc'], recipe, flags, str(tmp_path / 'output'))(3)
+    model = timed[0].get_trainable_module()
+    norms = [layer for layer in model.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+    assert model.training and len(norms) > 2 and not any(layer.training for layer in norms)
+    assert timed[0].criterion.settings['epoch'] == 3
+
+
 @pytest.mark.slow
-def test_training_of_arms_is_timed_in_turn(voc, tmp_path, capsys):
+def test_training_of_arms_is_timed_in_turn_with_the_environment_of_runs(voc, tmp_path, capfd):
     make_voc(tmp_path / 'data')
     weights = tmp_path / 'weights.pth'
     torch.save(timm.create_model('test_efficientnet').state_dict(), weights)
-    threads = torch.get_num_threads()
-    try:
+    with pytest.raises(SystemExit) as stop:  # with the code of another process
         voc.main([
             '--data-dir', str(tmp_path / 'data'), '--records', str(tmp_path / 'records'), '--weights', str(weights),
             *FLAGS, '--size', '64', '--freeze', '--arms', 'baseline', 'splicemix-cl', 'batch-augment', '--time', '3'])
-    finally:
-        torch.set_num_threads(threads)
-    text = capsys.readouterr().out
+    assert stop.value.code == 0
+    text = capfd.readouterr().out
     rows = json.loads((tmp_path / 'records' / 'times.json').read_text())
     assert [row['arm'] for row in rows] == ['Baseline', 'SpliceMix-CL', 'Batch Augmentation']
     assert rows[0]['ratio'] == [1., 1., 1.] and all(row['seconds_per_batch'] > 0 for row in rows)
