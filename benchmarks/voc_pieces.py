@@ -1,14 +1,16 @@
 """ Looks into runs of benchmarks/voc.py: is each piece of SpliceMix right on real photos, and what do mixed images do?
 
-First compares mixed images, labels, cells of feature maps and the consistency loss of a real batch with the plain loops
-of tests/reference.py. Then, for each checkpoint, shows val images whole and mixed by each grid, every image once, and
-prints
+First compares batches as training mixes them, cells of feature maps and the consistency loss, on real photos, with the
+plain loops of tests/reference.py. Then, for each checkpoint, shows val images whole and mixed by each grid, every image
+once, and prints
 
     mAP and loss of regular images, of mixed ones against the union of their labels, and of cells against the labels
     of their images: what does the model make of an image that is one of several, and small?
     how far the inputs of BatchNorm layers are from the statistics that training keeps, for regular and mixed images
 
     python benchmarks/voc_pieces.py --data-dir voc --checkpoints output/voc-224/{baseline,splicemix}-seed0/last.pth.tar
+
+With --keep, all numbers are written to a file too.
 """
 import sys
 from collections import defaultdict
@@ -18,19 +20,25 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 import torch
 from torch import nn
 from tqdm import tqdm
+from voc_arms import GRIDS as TRAINED_GRIDS
 
 import timm_splicemix as tsm
 from timm_splicemix.args import CommandParser, command
 from timm_splicemix.data import create_loader
 from timm_splicemix.loss import binary_cross_entropy
 from timm_splicemix.models import check_consistency
+from timm_splicemix.results import write_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests import reference
 
+MIXED_BATCHES = 6  # that are compared with plain loops, of the 8 images that make two mixed ones
 GRIDS = tsm.parse_grids('1x2,2x1,2x2,2x3,3x2')
 BATCH_SIZE = 24  # is filled by every grid without a rest
+DEAD = 1e-4  # part of the median variance under which a channel is left out
 NORM_BATCHES = 8  # whose inputs of BatchNorm are looked at: means of all their pixels need no more
+
+Score = tuple[float, float, int]  # mAP, loss and number of images
 
 
 def val_batches(data_dir: str, config: dict[str, Any], size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -49,18 +57,40 @@ def val_batches(data_dir: str, config: dict[str, Any], size: int) -> Iterator[tu
     return iter(loader)
 
 
-def compare_pieces(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-    """ Largest differences between the pieces and plain loops.
+def compare_mixing(images: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    """ Largest differences between batches as training mixes them and plain loops.
+
+    Args:
+        images: (8, C, H, W), normalised.
+        targets: (8, classes).
+    """
+    mixer = tsm.SpliceMix(TRAINED_GRIDS, seed=0, rank=0)
+    found = defaultdict(float)
+    for _ in range(MIXED_BATCHES):
+        plan = mixer.plan(len(images))
+        batch, labels = mixer.apply(images.contiguous(memory_format=torch.channels_last), targets, plan)
+        slow = [reference.splice(images, targets, record) for record in plan.records]
+        pairs = {
+            'regular images': (batch[:len(images)], images),
+            'mixed images': (batch[len(images):], torch.cat([mixed for mixed, _ in slow])),
+            'labels': (labels, torch.cat([targets, *(union for _, union in slow)])),
+        }
+        for name, (fast, plain) in pairs.items():
+            found[name] = max(found[name], float((fast - plain).abs().max()))
+    return dict(found)
+
+
+def compare_consistency(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    """ Largest differences between cells and consistency loss and plain loops.
 
     Args:
         model: A model of `load_checkpoint`.
-        images: (B, C, H, W), normalised; two mixed ones are made of them.
-        targets: (B, classes).
+        images: (6, C, H, W), normalised; two 2x3 mixed ones are made of them.
+        targets: (6, classes).
     """
     grid = tsm.Grid(2, 3)
     record = tsm.sample_record(len(images), grid, 2, num_dropped=1, generator=torch.Generator().manual_seed(0))
-    mixed, labels = tsm.splice(images, targets, record)
-    slow_mixed, slow_labels = reference.splice(images, targets, record)
+    mixed, _ = tsm.splice(images, targets, record)
     plan = tsm.MixPlan(torch.arange(len(images)), (record,))
     logits, cell_logits = tsm.SpliceMixModule(model)(torch.cat([images, mixed]), plan)
     sources, dropped = record.sources.flatten(), record.dropped.flatten()
@@ -71,8 +101,6 @@ def compare_pieces(model: nn.Module, images: torch.Tensor, targets: torch.Tensor
         maps, logits, [record], lambda cell: model.forward_head(feature_map.join(cell.to(maps.dtype), None)))
     slow_cells = torch.cat([cell.unsqueeze(0) for cell in reference.split_cells(maps, grid.rows, grid.cols)])
     return {
-        'mixed images': float((mixed - slow_mixed).abs().max()),
-        'labels of mixed images': float((labels - slow_labels).abs().max()),
         'cells of feature maps': float((tsm.split_cells(maps, grid) - slow_cells).abs().max()),
         'consistency loss, relative': float((loss / slow_loss - 1).abs()),
     }
@@ -100,9 +128,9 @@ class NormInputs:
                 self.sums[name, part].append(moments)
         return collect
 
-    def distances(self, part: str) -> dict[str, tuple[float, float]]:
-        """ How far inputs are from the running statistics, by stage: medians over channels (some are dead) of the
-        distance of the means in standard deviations, and of the ratio of the variances.
+    def distances(self, part: str) -> dict[str, tuple[float, float, float]]:
+        """ How far inputs are from the running statistics, by stage: median and 95 % quantile over channels of the
+        distance of the means in standard deviations, and median of the ratio of the variances; means over layers.
 
         Args:
             part: Part of the batches.
@@ -111,14 +139,16 @@ class NormInputs:
         for name, layer in self.layers.items():
             mean, square = torch.stack(self.sums[name, part]).double().mean(dim=0)
             variance = layer.running_var.double()
-            distance = ((mean - layer.running_mean).abs() / variance.sqrt()).nanmedian()
+            alive = variance > DEAD * variance.median()  # a channel that never varied has no scale
+            distance = ((mean - layer.running_mean).abs() / variance.sqrt())[alive]
+            ratio = ((square - mean.square()) / variance)[alive]
             stage = '.'.join(name.split('.')[:2]) if name.startswith('blocks') else name
-            found[stage].append((float(distance), float(((square - mean.square()) / variance).nanmedian())))
+            found[stage].append((float(distance.median()), float(distance.quantile(0.95)), float(ratio.median())))
         return {
-            stage: tuple(sum(values) / len(values) for values in zip(*pairs)) for stage, pairs in found.items()}
+            stage: tuple(sum(values) / len(values) for values in zip(*layers)) for stage, layers in found.items()}
 
 
-def look(path: str, data_dir: str, num_batches: Optional[int]) -> tuple[dict[str, tuple[float, float]], NormInputs]:
+def look(path: str, data_dir: str, num_batches: Optional[int]) -> tuple[dict[str, Score], NormInputs]:
     """ Show whole and mixed images to the model of a checkpoint.
 
     Args:
@@ -127,7 +157,7 @@ def look(path: str, data_dir: str, num_batches: Optional[int]) -> tuple[dict[str
         num_batches: Number of batches, None for all.
 
     Returns:
-        mAP and loss of each kind of image, and the inputs of its BatchNorm layers.
+        mAP, loss and number of each kind of image, and the inputs of its BatchNorm layers.
     """
     model, info = tsm.load_checkpoint(path)
     model.to(memory_format=torch.channels_last)
@@ -160,26 +190,24 @@ def look(path: str, data_dir: str, num_batches: Optional[int]) -> tuple[dict[str
         logits, targets = (torch.cat(parts) for parts in zip(*pairs))
         ap = tsm.average_precision(logits, targets)
         loss = binary_cross_entropy(logits, targets)
-        scores[kind] = (100 * float(ap.nanmean()), float(loss))
+        scores[kind] = (100 * float(ap.nanmean()), float(loss), len(logits))
     return scores, norms
 
 
-def format_looks(looks: dict[str, dict[str, tuple[float, float]]]) -> str:
+def format_looks(looks: dict[str, dict[str, Score]]) -> str:
     """The table of mAP and loss, in Markdown: a row for each kind of image, a column for each checkpoint."""
-    lines = [f'| images | {" | ".join(looks)} |', '|---' * (len(looks) + 1) + '|']
-    for kind in next(iter(looks.values())):
+    lines = [f'| images | number | {" | ".join(looks)} |', '|---' * (len(looks) + 2) + '|']
+    for kind, (*_, number) in next(iter(looks.values())).items():
         cells = ['{:.2f} ({:.4f})'.format(*scores[kind]) for scores in looks.values()]
-        lines.append(f'| {kind} | {" | ".join(cells)} |')
+        lines.append(f'| {kind} | {number} | {" | ".join(cells)} |')
     return '\n'.join(lines)
 
 
-def format_norms(norms: NormInputs) -> str:
-    """The table of distances from the running statistics, in Markdown."""
-    parts = ['regular', *map(str, GRIDS)]
-    distances = {part: norms.distances(part) for part in parts}
-    lines = [f'| layers | {" | ".join(parts)} |', '|---' * (len(parts) + 1) + '|']
-    for stage in distances['regular']:
-        cells = ['{:.2f} ({:.2f})'.format(*distances[part][stage]) for part in parts]
+def format_norms(distances: dict[str, dict[str, tuple[float, float, float]]]) -> str:
+    """The table of distances from the running statistics, in Markdown: a row for each stage, a column for each part."""
+    lines = [f'| layers | {" | ".join(distances)} |', '|---' * (len(distances) + 1) + '|']
+    for stage in next(iter(distances.values())):
+        cells = ['{:.2f}, {:.2f} ({:.2f})'.format(*stages[stage]) for stages in distances.values()]
         lines.append(f'| {stage} | {" | ".join(cells)} |')
     return '\n'.join(lines)
 
@@ -189,6 +217,7 @@ def build_parser() -> CommandParser:
     parser.add_argument('--data-dir', required=True, metavar='DIR', help='folder of VOC 2007')
     parser.add_argument('--checkpoints', nargs='+', required=True, metavar='FILE', help='checkpoints of train.py')
     parser.add_argument('--batches', type=int, metavar='N', help=f'batches of {BATCH_SIZE} images (default: all)')
+    parser.add_argument('--keep', type=Path, metavar='FILE', help='write all numbers to this file too, as JSON')
     parser.add_argument('--threads', type=int, default=1, help='threads of torch (default: 1)')
     return parser
 
@@ -199,18 +228,23 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     torch.set_num_threads(args.threads)
     model, info = tsm.load_checkpoint(args.checkpoints[0])
     images, targets = next(val_batches(args.data_dir, info.data_config, info.data_config['input_size'][-1]))
-    print('Largest differences between the project and plain loops, on a real batch:')
+    targets = targets.float()
+    print('Largest differences between the project and plain loops, on real photos:', flush=True)
     with torch.inference_mode():
-        for name, value in compare_pieces(model, images[:6], targets[:6].float()).items():
-            print(f'- {name}: {value:.2g}')
+        pieces = {**compare_mixing(images[:8], targets[:8]), **compare_consistency(model, images[:6], targets[:6])}
+    for name, value in pieces.items():
+        print(f'- {name}: {value:.2g}', flush=True)
     looks, norms = {}, {}
     for path in args.checkpoints:
         name = Path(path).parent.name
-        looks[name], norms[name] = look(path, args.data_dir, args.batches)
+        looks[name], inputs = look(path, args.data_dir, args.batches)
+        norms[name] = {part: inputs.distances(part) for part in ('regular', *map(str, GRIDS))}
     print('\nmAP (and loss) on val, each image once in each row:\n\n' + format_looks(looks))
-    for name, found in norms.items():
-        print(f'\n{name}, inputs of BatchNorm: distance of means from the running ones in deviations (and ratio of '
-              f'variances):\n\n{format_norms(found)}')
+    for name, distances in norms.items():
+        print(f'\n{name}, inputs of BatchNorm: distance of means from the running ones in deviations, median and 95 % '
+              f'quantile of channels (and ratio of variances):\n\n{format_norms(distances)}')
+    if args.keep:
+        write_json({'pieces': pieces, 'looks': looks, 'norms': norms}, args.keep)
 
 
 if __name__ == '__main__':
