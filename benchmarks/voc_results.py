@@ -18,7 +18,8 @@ from timm_splicemix.tracking import read_summary
 RECORD = 'run.json'
 ENVIRONMENT = 'environment.yaml'
 EVALUATION = 'validate'  # folder of what validate.py wrote, in that of the run
-GROUPS = {'baseline': 'All labels', '40-baseline': '40 % of the labels', 'single-baseline': 'One label of each image'}
+GROUPS = {  # the 40 % are of COCO, where the rule comes from
+    'baseline': 'All labels', '40-baseline': 'Labels by the rule "40 %"', 'single-baseline': 'One label of each image'}
 MAIN = ('baseline', 'splicemix', 'splicemix-cl', 'baseline-more')
 NUM_SAMPLES = 1000
 
@@ -160,7 +161,8 @@ def paper_cell(arm: Arm) -> str:
     if arm.paper is None:
         return ''
     reference = ARMS[arm.reference].paper
-    gain = '' if arm.name == arm.reference or reference is None else f' ({arm.paper - reference:+.1f})'
+    no_gain = arm.name == arm.reference or reference is None or arm.is_quoted
+    gain = '' if no_gain else f' ({arm.paper - reference:+.1f})'
     return f'{arm.paper:.1f}{gain}'
 
 
