@@ -469,7 +469,7 @@ def test_kept_runs_are_finished_ones_and_what_is_not_kept_is_still_trained(bench
 def test_the_documents_have_a_place_for_results(voc, results):
     assert all(voc.README.read_text(encoding='utf-8').count(mark) == 1 for mark in results.marks(voc.HEADLINE))
     text = voc.DOCUMENT.read_text(encoding='utf-8')
-    for section in ('voc-224', 'voc-128'):
+    for section in ('voc-224', 'voc-128', 'voc-128-20'):
         assert all(text.count(mark) == 1 for mark in results.marks(section))
 
 
