@@ -526,6 +526,7 @@ def test_the_benchmark_trains_and_evaluates_with_the_commands_of_the_project(voc
     monkeypatch.setattr(pieces, 'GRIDS', tsm.parse_grids('1x2,2x2'))
     pieces.main(['--data-dir', str(tmp_path / 'data'), '--checkpoints', str(run.folder / 'last.pth.tar')])
     text = capsys.readouterr().out
-    assert '- labels of mixed images: 0\n' in text and '| images | splicemix-cl-seed0 |' in text
-    assert re.search(fr'\| regular \| {run.curve()[-1]:.2f} \(0\.\d+\) \|', text)
-    assert re.search(r'\| 2x2 cells \| \d+\.\d\d \(\d+\.\d+\) \|', text) and '| layers | regular | 1x2 | 2x2 |' in text
+    assert '- labels: 0\n' in text and '| images | number | splicemix-cl-seed0 |' in text
+    assert re.search(fr'\| regular \| {len(OBJECTS)} \| {run.curve()[-1]:.2f} \(0\.\d+\) \|', text)
+    assert re.search(fr'\| 2x2 cells \| {len(OBJECTS)} \| \d+\.\d\d \(\d+\.\d+\) \|', text)
+    assert '| layers | regular | 1x2 | 2x2 |' in text
