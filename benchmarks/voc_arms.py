@@ -5,7 +5,7 @@ from typing import Optional, Sequence
 # One schedule for all arms, chosen on the baseline alone, so that it is as strong as it gets and no other arm is tuned
 # on what it is scored on; RESULTS.md has the numbers. A prototype stayed near 57 mAP at 128 px with batch statistics,
 # and reached 73.8 in 4 epochs with frozen ones. Of the rates 0.02, 0.05 and 0.1 the middle one was best at 128 px, and
-# twice as many epochs brought nothing.
+# twice as many epochs brought the baseline nothing.
 MODEL = 'tf_efficientnet_lite0'
 SIZE = 224
 EPOCHS = 10

@@ -152,7 +152,7 @@ def mean_and_std(values: Sequence[float], digits: int = 2, sign: str = '') -> st
     """Mean, and with two values or more their standard deviation (of a sample)."""
     if not values:
         return '-'
-    mean = f'{statistics.mean(values):{sign}.{digits}f}'
+    mean = f'{round(statistics.mean(values), digits) + 0.:{sign}.{digits}f}'  # + 0, as there is no gain of -0.00
     return f'{mean} ± {statistics.stdev(values):.{digits}f}' if len(values) > 1 else mean
 
 

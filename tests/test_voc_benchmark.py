@@ -325,6 +325,11 @@ def test_the_paper_has_no_gain_where_it_quotes_another_one(results, arms):
     assert (cells['40-asl'], cells['single-splc'], cells['baseline-more']) == ('72.7', '73.2', '')
 
 
+def test_a_mean_that_is_rounded_to_nothing_has_no_minus(results):
+    assert results.mean_and_std([-0.001], sign='+') == '+0.00' and results.mean_and_std([-0.01], sign='+') == '-0.01'
+    assert results.mean_and_std([1., 2.], digits=1) == '1.5 ± 0.7'
+
+
 def test_an_arm_has_no_gain_over_itself(results, arms, some_runs):
     low, high = results.Report(results.read_runs(some_runs), 50).interval(arms.ARMS['baseline'])
     assert low == high == 0
@@ -488,7 +493,8 @@ def test_what_is_timed_is_what_is_trained(voc, arms, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_training_of_arms_is_timed_in_turn_with_the_environment_of_runs(voc, tmp_path, capfd):
+def test_training_of_arms_is_timed_in_turn_with_the_environment_of_runs(voc, tmp_path, monkeypatch, capfd):
+    monkeypatch.delenv('MALLOC_MMAP_MAX_', raising=False)
     make_voc(tmp_path / 'data')
     weights = tmp_path / 'weights.pth'
     torch.save(timm.create_model('test_efficientnet').state_dict(), weights)
