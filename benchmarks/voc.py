@@ -288,6 +288,9 @@ def build_parser() -> CommandParser:
     group.add_argument('--backbone-lr-scale', type=float, default=BACKBONE_LR_SCALE, help='default: %(default)s')
     group.add_argument('--batch-size', type=int, default=BATCH_SIZE, help='default: %(default)s')
     group.add_argument('--weight-decay', type=float, default=WEIGHT_DECAY, help='default: %(default)s')
+    group.add_argument(
+        '--head-init-scale', type=float, metavar='FACTOR',
+        help="start with the model's own classifier, scaled by this (default: small weights, right on average)")
 
     group = parser.add_argument_group('How')
     group.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at once, of one thread each (default: 1)')
@@ -312,7 +315,8 @@ def make_recipe(args: argparse.Namespace) -> Recipe:
     if args.time is not None and args.time < 2:
         raise ValueError(f'Expected --time of at least 2 rounds, but got {args.time}.')
     names = (
-        'model', 'size', 'epochs', 'warmup_epochs', 'lr', 'backbone_lr_scale', 'batch_size', 'weight_decay', 'subset')
+        'model', 'size', 'epochs', 'warmup_epochs', 'lr', 'backbone_lr_scale', 'batch_size', 'weight_decay',
+        'head_init_scale', 'subset')
     return Recipe(**{name: getattr(args, name) for name in names}, freeze=tuple(args.freeze))
 
 

@@ -94,6 +94,8 @@ class Recipe:
         batch_size: Number of regular images in a step.
         weight_decay: Weight decay.
         freeze: Modules that are not trained.
+        head_init_scale: Scale of the model's own first weights of the classifier, with its bias; None for small weights
+            and a bias that is right on average, the default of train.py.
         subset: Number of images to train on, 0 for all.
     """
     model: str = MODEL
@@ -105,6 +107,7 @@ class Recipe:
     batch_size: int = BATCH_SIZE
     weight_decay: float = WEIGHT_DECAY
     freeze: tuple[str, ...] = FREEZE
+    head_init_scale: Optional[float] = None
     subset: int = 0
 
     @property
@@ -124,6 +127,8 @@ class Recipe:
             '--epochs', self.epochs, '--batch-size', self.batch_size, '--freeze-bn', '--channels-last']
         if self.freeze:
             flags += ['--freeze', *self.freeze]
+        if self.head_init_scale is not None:
+            flags += ['--head-init-scale', self.head_init_scale]
         return [str(flag) for flag in flags]
 
 

@@ -127,6 +127,14 @@ def test_every_arm_is_a_command_of_train_and_differs_from_the_others_in_its_own_
         assert changed - {'keep_labels_seed'} == own
 
 
+def test_the_recipe_can_be_another(voc, arms):
+    args = voc.build_parser().parse_args(
+        ['--size', '128', '--epochs', '20', '--lr', '0.1', '--head-init-scale', '1', '--freeze', 'conv_stem'])
+    own, other = (vars(build_parser().parse_args(recipe.flags())) for recipe in (arms.Recipe(), voc.make_recipe(args)))
+    changed = {key: value for key, value in other.items() if value != own[key]}
+    assert changed == {'img_size': 128, 'epochs': 20, 'lr': 0.1, 'head_init_scale': 1.0, 'freeze': ['conv_stem']}
+
+
 def test_stem_and_first_four_of_seven_stages_are_frozen(arms):
     model = timm.create_model(arms.MODEL)
     names = [name for name, _ in model.named_children()]
