@@ -41,19 +41,11 @@ from voc_arms import (
     seed_flags,
 )
 from voc_data import TAR_VARIABLE, find_data, make_subset
+from voc_document import write_document, write_section
 from voc_jobs import ENVIRONMENT, Job, run_jobs
-from voc_records import all_runs, keep_runs
-from voc_results import (
-    EVALUATION,
-    NUM_SAMPLES,
-    Report,
-    Run,
-    read_record,
-    run_name,
-    write_document,
-    write_record,
-    write_section,
-)
+from voc_pictures import PICTURES
+from voc_records import EVALUATION, Run, all_runs, keep_runs, read_record, run_name, write_record
+from voc_results import NUM_SAMPLES, Report
 from voc_time import TIMES, format_times, measure, read_times
 
 from timm_splicemix.args import CommandParser, command
@@ -373,9 +365,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 
     report = Report(all_runs(output, records), args.bootstrap)
     print('\n' + report.text())
-    for file, draw in (('curves', report.draw_curves), ('sizes', report.draw_sizes), ('classes', report.draw_classes)):
-        if draw(output / f'{file}.png'):
-            print(f'Drawn to {output / f"{file}.png"}')
+    for name, (_, draw) in PICTURES.items():
+        if draw(report, output / f'{name}.png'):
+            print(f'Drawn to {output / f"{name}.png"}')
     if args.write_docs:
         write_document(args.write_docs, output.name, report, read_times(records))
         print(f'Written to {args.write_docs}')
