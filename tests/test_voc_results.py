@@ -222,5 +222,5 @@ def test_what_is_kept_of_runs_gives_the_same_table_and_names_no_path(voc, result
 def test_the_documents_have_a_place_for_results(voc, document):
     assert all(voc.README.read_text(encoding='utf-8').count(mark) == 1 for mark in document.marks(voc.HEADLINE))
     text = voc.DOCUMENT.read_text(encoding='utf-8')
-    for section in ('voc-224', 'voc-128', 'voc-128-20'):
+    for section in ('voc-224', 'voc-224-20', 'voc-128', 'voc-128-20'):
         assert all(text.count(mark) == 1 for mark in document.marks(section))
