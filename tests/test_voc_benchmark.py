@@ -1,5 +1,4 @@
 import csv
-import importlib
 import json
 import os
 import re
@@ -12,6 +11,11 @@ import time
 import pytest
 import timm
 import torch
+import voc
+import voc_arms as arms
+import voc_pieces as pieces
+import voc_time
+from voc_records import read_runs
 
 import timm_splicemix as tsm
 from tests.conftest import REPOSITORY
@@ -50,19 +54,7 @@ for epoch in range(done, int(value('--epochs'))):
 
 
 @pytest.fixture
-def voc(monkeypatch):
-    """benchmarks/voc.py, which finds its parts beside itself."""
-    monkeypatch.syspath_prepend(str(REPOSITORY / 'benchmarks'))
-    return importlib.import_module('voc')
-
-
-@pytest.fixture
-def arms(voc):
-    return importlib.import_module('voc_arms')
-
-
-@pytest.fixture
-def benchmark(voc, tmp_path, monkeypatch):
+def benchmark(tmp_path, monkeypatch):
     """Run the benchmark with a stand-in for train.py; returns its exit code."""
     make_voc(tmp_path / 'data')
     script = tmp_path / 'stand_in.py'
@@ -87,7 +79,7 @@ def record(tmp_path, name):
     return json.loads((tmp_path / 'runs' / name / 'run.json').read_text())
 
 
-def test_every_first_seed_comes_before_any_second_and_main_arms_come_first(arms):
+def test_every_first_seed_comes_before_any_second_and_main_arms_come_first():
     runs = [(arm.name, seed) for arm, seed in arms.run_order()]
     assert [seed for _, seed in runs] == sorted(seed for _, seed in runs)
     main = ['baseline', 'splicemix', 'splicemix-cl', 'baseline-more']
@@ -97,7 +89,7 @@ def test_every_first_seed_comes_before_any_second_and_main_arms_come_first(arms)
     assert {name for name, _ in runs} == set(arms.ARMS) - {'splicemix-1x2', 'splicemix-cl-no-detach'}
 
 
-def test_arms_and_seeds_can_be_chosen(arms):
+def test_arms_and_seeds_can_be_chosen():
     named = arms.run_order(['mixup', 'splicemix-cl-no-detach', 'baseline'], num_seeds=2)
     assert [(arm.name, seed) for arm, seed in named] == [
         (name, seed) for seed in (0, 1) for name in ('baseline', 'mixup', 'splicemix-cl-no-detach')]
@@ -106,7 +98,7 @@ def test_arms_and_seeds_can_be_chosen(arms):
         arms.run_order(['mixap'])
 
 
-def test_every_arm_is_a_command_of_train_and_differs_from_the_others_in_its_own_flags_alone(arms):
+def test_every_arm_is_a_command_of_train_and_differs_from_the_others_in_its_own_flags_alone():
     parser, recipe = build_parser(), arms.Recipe()
     given = {}
     for arm in arms.ARMS.values():
@@ -122,7 +114,7 @@ def test_every_arm_is_a_command_of_train_and_differs_from_the_others_in_its_own_
         assert changed - {'keep_labels_seed'} == own
 
 
-def test_the_recipe_can_be_another(voc, arms):
+def test_the_recipe_can_be_another():
     args = voc.build_parser().parse_args(
         ['--size', '128', '--epochs', '20', '--lr', '0.1', '--head-init-scale', '1', '--freeze', 'conv_stem'])
     own, other = (vars(build_parser().parse_args(recipe.flags())) for recipe in (arms.Recipe(), voc.make_recipe(args)))
@@ -130,7 +122,7 @@ def test_the_recipe_can_be_another(voc, arms):
     assert changed == {'img_size': 128, 'epochs': 20, 'lr': 0.1, 'head_init_scale': 1.0, 'freeze': ['conv_stem']}
 
 
-def test_stem_and_first_four_of_seven_stages_are_frozen(arms):
+def test_stem_and_first_four_of_seven_stages_are_frozen():
     model = timm.create_model(arms.MODEL)
     names = [name for name, _ in model.named_children()]
     assert names[:3] == ['conv_stem', 'bn1', 'blocks'] and len(model.blocks) == 7
@@ -199,7 +191,7 @@ def test_a_run_that_outlived_a_killed_benchmark_is_left_alone(benchmark, tmp_pat
         os.kill(child, signal.SIGTERM)
 
 
-def test_a_signal_asks_runs_to_save_and_the_table_is_printed_still(benchmark, tmp_path, monkeypatch, capsys, voc):
+def test_a_signal_asks_runs_to_save_and_the_table_is_printed_still(benchmark, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('HANGS', 'baseline-seed0')
     tell = voc.Progress.tell
 
@@ -237,7 +229,7 @@ def test_bad_flags_are_one_line(benchmark, tmp_path, monkeypatch, capsys, flags,
     assert words in error and error.count('\n') == 1
 
 
-def test_an_archive_is_unpacked_once_outside_of_the_repository(voc, tmp_path, monkeypatch):
+def test_an_archive_is_unpacked_once_outside_of_the_repository(tmp_path, monkeypatch):
     monkeypatch.delenv('TSM_VOC_TAR', raising=False)
     with raises_error('neither --data-dir nor an archive .* by TSM_VOC_TAR'):
         voc.find_data(None, tmp_path / 'cache')
@@ -257,7 +249,7 @@ def test_an_archive_is_unpacked_once_outside_of_the_repository(voc, tmp_path, mo
     assert [path.name for path in (tmp_path / 'cache').iterdir()] == ['VOC2007-small']
 
 
-def test_a_subset_is_always_the_same_images_with_the_labels_that_they_have(voc, tmp_path):
+def test_a_subset_is_always_the_same_images_with_the_labels_that_they_have(tmp_path):
     make_voc(tmp_path / 'data')
     folder = voc.make_subset(tmp_path / 'data', 2, tmp_path / 'cache')
     assert voc.make_subset(tmp_path / 'data', 2, tmp_path / 'cache') == folder
@@ -270,7 +262,7 @@ def test_a_subset_is_always_the_same_images_with_the_labels_that_they_have(voc, 
     assert val.image_ids == whole.image_ids and torch.equal(val.targets, whole.targets)
 
 
-def test_progress_tells_epochs_that_were_not_scored(voc, capsys):
+def test_progress_tells_epochs_that_were_not_scored(capsys):
     progress = voc.Progress(total=4, done=0)
     progress.tell('baseline-seed0', {'epoch': '0', 'eval_mAP': ''}, 2)
     progress.tell('baseline-seed0', {'epoch': '1', 'eval_mAP': '81.5'}, 2)
@@ -297,14 +289,13 @@ def test_kept_runs_are_finished_ones_and_what_is_not_kept_is_still_trained(bench
     assert 'Expected runs of the same recipe in' in capsys.readouterr().err
 
 
-def test_what_is_timed_is_what_is_trained(voc, arms, tmp_path, monkeypatch):
+def test_what_is_timed_is_what_is_trained(tmp_path, monkeypatch):
     make_voc(tmp_path / 'data')
-    module = importlib.import_module('voc_time')
     timed = []
-    monkeypatch.setattr(module, 'train_one_epoch', lambda task, *args, **kwargs: timed.append(task))
+    monkeypatch.setattr(voc_time, 'train_one_epoch', lambda task, *args, **kwargs: timed.append(task))
     recipe = arms.Recipe(model='test_efficientnet', size=64, batch_size=2, freeze=('conv_stem',))
     flags = ('--data-dir', str(tmp_path / 'data'), '--workers', '0')
-    module.make_measurement(arms.ARMS['40-splc'], recipe, flags, str(tmp_path / 'output'))(3)
+    voc_time.make_measurement(arms.ARMS['40-splc'], recipe, flags, str(tmp_path / 'output'))(3)
     model = timed[0].get_trainable_module()
     norms = [layer for layer in model.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
     assert model.training and len(norms) > 2 and not any(layer.training for layer in norms)
@@ -312,7 +303,7 @@ def test_what_is_timed_is_what_is_trained(voc, arms, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_training_of_arms_is_timed_in_turn_with_the_environment_of_runs(voc, tmp_path, monkeypatch, capfd):
+def test_training_of_arms_is_timed_in_turn_with_the_environment_of_runs(tmp_path, monkeypatch, capfd):
     monkeypatch.delenv('MALLOC_MMAP_MAX_', raising=False)
     make_voc(tmp_path / 'data')
     weights = tmp_path / 'weights.pth'
@@ -331,7 +322,7 @@ def test_training_of_arms_is_timed_in_turn_with_the_environment_of_runs(voc, tmp
 
 
 @pytest.mark.slow
-def test_the_benchmark_trains_and_evaluates_with_the_commands_of_the_project(voc, tmp_path, monkeypatch, capsys):
+def test_the_benchmark_trains_and_evaluates_with_the_commands_of_the_project(tmp_path, monkeypatch, capsys):
     make_voc(tmp_path / 'data')
     weights = tmp_path / 'weights.pth'
     torch.save(timm.create_model('test_efficientnet').state_dict(), weights)
@@ -342,11 +333,10 @@ def test_the_benchmark_trains_and_evaluates_with_the_commands_of_the_project(voc
     voc.main([*where, '--low-resolution'])
     text = capsys.readouterr().out
     assert '| SpliceMix-CL | 1 of 1 | 1 of 1 | **' in text and '| arm | 64 px | 32 px | 16 px | 9 px |' in text
-    run, = importlib.import_module('voc_records').read_runs(tmp_path / 'runs')
+    run, = read_runs(tmp_path / 'runs')
     assert run.is_finished and run.evaluation()['metrics']['mAP'] == pytest.approx(run.curve()[-1], abs=0.01)
     assert len(run.scores().scores) == len(OBJECTS)
 
-    pieces = importlib.import_module('voc_pieces')
     monkeypatch.setattr(pieces, 'BATCH_SIZE', len(OBJECTS))
     monkeypatch.setattr(pieces, 'GRIDS', tsm.parse_grids('1x2,2x2'))
     pieces.main(['--data-dir', str(tmp_path / 'data'), '--checkpoints', str(run.folder / 'last.pth.tar')])

@@ -1,21 +1,13 @@
-import importlib
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
+import voc_pieces as pieces
 from torch import nn
 
 import timm_splicemix as tsm
-from tests.conftest import REPOSITORY
 from tests.helpers import make_batch
-
-
-@pytest.fixture
-def pieces(monkeypatch):
-    """benchmarks/voc_pieces.py."""
-    monkeypatch.syspath_prepend(str(REPOSITORY / 'benchmarks'))
-    return importlib.import_module('voc_pieces')
 
 
 @pytest.fixture
@@ -26,31 +18,31 @@ def model():
     return model.requires_grad_(False)
 
 
-def compare(pieces, model):
+def compare(model):
     images, targets = make_batch(8, height=48, width=48)
     return {**pieces.compare_mixing(images, targets), **pieces.compare_consistency(model, images[:6], targets[:6])}
 
 
-def test_pieces_equal_plain_loops(pieces, model):
-    found = compare(pieces, model)
+def test_pieces_equal_plain_loops(model):
+    found = compare(model)
     assert set(found) == {
         'regular images', 'mixed images', 'labels', 'cells of feature maps', 'consistency loss, relative'}
     assert all(value < 1e-4 for value in found.values()) and found['labels'] == found['regular images'] == 0
 
 
-def test_a_wrong_piece_is_seen(pieces, model, monkeypatch):
+def test_a_wrong_piece_is_seen(model, monkeypatch):
     apply, split_cells, loss = tsm.SpliceMix.apply, tsm.split_cells, tsm.consistency_loss
     monkeypatch.setattr(tsm.SpliceMix, 'apply', lambda *args: tuple(part.flip(0) for part in apply(*args)))
     monkeypatch.setattr(tsm, 'split_cells', lambda *args: split_cells(*args).flip(0))
-    found = compare(pieces, model)
+    found = compare(model)
     assert min(found['mixed images'], found['regular images'], found['labels']) > 0.1
     assert found['cells of feature maps'] > 1e-3
     monkeypatch.setattr(tsm, 'split_cells', split_cells)
     monkeypatch.setattr(tsm, 'consistency_loss', lambda cells, images, dropped: loss(cells, images))
-    assert compare(pieces, model)['consistency loss, relative'] > 1e-4
+    assert compare(model)['consistency loss, relative'] > 1e-4
 
 
-def test_distances_from_running_statistics_are_in_deviations_and_ratios_of_variances(pieces):
+def test_distances_from_running_statistics_are_in_deviations_and_ratios_of_variances():
     model = nn.Sequential(nn.BatchNorm2d(4)).eval()
     model[0].running_mean.copy_(torch.tensor([1., 1., 3., 1.]))
     model[0].running_var.copy_(torch.tensor([4., 4., 4., 1e-9]))  # the last one is dead
@@ -63,7 +55,7 @@ def test_distances_from_running_statistics_are_in_deviations_and_ratios_of_varia
     assert norms.distances('mixed') == {'0': (pytest.approx(3.5), pytest.approx(3.5), pytest.approx(0.25))}
 
 
-def test_what_is_printed_and_kept(pieces, model, monkeypatch, tmp_path, capsys):
+def test_what_is_printed_and_kept(model, monkeypatch, tmp_path, capsys):
     torch.manual_seed(1)
     batches = [make_batch(24, height=48, width=48) for _ in range(2)] + [make_batch(5, height=48, width=48)]
     info = SimpleNamespace(data_config={'input_size': (3, 48, 48)})

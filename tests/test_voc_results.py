@@ -1,12 +1,16 @@
 """ Tables, pictures and documents that benchmarks/voc.py makes of its runs """
-import importlib
 import json
 import re
 
 import pytest
 import torch
+import voc
+import voc_arms as arms
+import voc_document as document
+import voc_pictures as pictures
+import voc_records as store
+import voc_results as results
 
-from tests.conftest import REPOSITORY
 from timm_splicemix.data.voc import VOC_CLASSES
 from timm_splicemix.results import Scores
 
@@ -15,39 +19,7 @@ TIMES = [
     {'arm': 'SpliceMix', 'rounds': 8, 'seconds_per_batch': 1.5, 'ratio': [1.18, 1.204, 1.25]}]
 
 
-@pytest.fixture
-def voc(monkeypatch):
-    """benchmarks/voc.py, which finds its parts beside itself."""
-    monkeypatch.syspath_prepend(str(REPOSITORY / 'benchmarks'))
-    return importlib.import_module('voc')
-
-
-@pytest.fixture
-def arms(voc):
-    return importlib.import_module('voc_arms')
-
-
-@pytest.fixture
-def results(voc):
-    return importlib.import_module('voc_results')
-
-
-@pytest.fixture
-def store(voc):
-    return importlib.import_module('voc_records')
-
-
-@pytest.fixture
-def pictures(voc):
-    return importlib.import_module('voc_pictures')
-
-
-@pytest.fixture
-def document(voc):
-    return importlib.import_module('voc_document')
-
-
-def write_run(store, arms, output, name, seed, values, scores=None, epochs=3):
+def write_run(output, name, seed, values, scores=None, epochs=3):
     folder = output / f'{name}-seed{seed}'
     finished = len(values) == epochs
     store.write_record(folder, {
@@ -71,19 +43,19 @@ def make_scores(noise, seed):
 
 
 @pytest.fixture
-def some_runs(store, arms, tmp_path):
+def some_runs(tmp_path):
     """A baseline with three seeds, SpliceMix with two of them, and one that is not finished."""
     output = tmp_path / 'runs'
     for seed, last in enumerate((80., 81., 85.)):
-        write_run(store, arms, output, 'baseline', seed, [70., 86., last], make_scores(1., seed))
+        write_run(output, 'baseline', seed, [70., 86., last], make_scores(1., seed))
     for seed, last in enumerate((82., 82.)):
-        write_run(store, arms, output, 'splicemix', seed, [60., 75., last], make_scores(0.3, 10 + seed))
-    write_run(store, arms, output, 'splicemix', 2, [60., 99.])
-    write_run(store, arms, output, '40-splicemix', 0, [50.])
+        write_run(output, 'splicemix', seed, [60., 75., last], make_scores(0.3, 10 + seed))
+    write_run(output, 'splicemix', 2, [60., 99.])
+    write_run(output, '40-splicemix', 0, [50.])
     return output
 
 
-def test_the_table_has_last_epochs_of_finished_runs_and_gains_of_the_same_seeds(results, store, some_runs):
+def test_the_table_has_last_epochs_of_finished_runs_and_gains_of_the_same_seeds(some_runs):
     report = results.Report(store.read_runs(some_runs), num_samples=50)
     tables, _, sizes = report.text().partition('### Low resolution')
     rows = {cells[1]: cells[2:-1] for cells in (
@@ -99,23 +71,23 @@ def test_the_table_has_last_epochs_of_finished_runs_and_gains_of_the_same_seeds(
     assert '| SpliceMix | 82.00 ± 0.00 | 41.00 ± 0.00 |' in sizes
 
 
-def test_the_paper_has_no_gain_where_it_quotes_another_one(results, arms):
+def test_the_paper_has_no_gain_where_it_quotes_another_one():
     cells = {name: results.paper_cell(arm) for name, arm in arms.ARMS.items()}
     assert (cells['40-baseline'], cells['40-splicemix']) == ('74.4', '76.0 (+1.6)')
     assert (cells['40-asl'], cells['single-splc'], cells['baseline-more']) == ('72.7', '73.2', '')
 
 
-def test_a_mean_that_is_rounded_to_nothing_has_no_minus(results):
+def test_a_mean_that_is_rounded_to_nothing_has_no_minus():
     assert results.mean_and_std([-0.001], sign='+') == '+0.00' and results.mean_and_std([-0.01], sign='+') == '-0.01'
     assert results.mean_and_std([1., 2.], digits=1) == '1.5 ± 0.7'
 
 
-def test_an_arm_has_no_gain_over_itself(results, store, arms, some_runs):
+def test_an_arm_has_no_gain_over_itself(some_runs):
     low, high = results.Report(store.read_runs(some_runs), 50).interval(arms.ARMS['baseline'])
     assert low == high == 0
 
 
-def test_runs_of_another_recipe_or_of_other_images_are_not_compared(results, store, pictures, arms, some_runs):
+def test_runs_of_another_recipe_or_of_other_images_are_not_compared(some_runs):
     other = make_scores(1., 0)
     other.targets[0, 0] = 1 - other.targets[0, 0]
     other.save(some_runs / 'splicemix-seed1' / 'validate' / 'scores.npz')
@@ -129,7 +101,7 @@ def test_runs_of_another_recipe_or_of_other_images_are_not_compared(results, sto
         results.Report(store.read_runs(some_runs))
 
 
-def test_runs_that_were_kept_and_others_are_in_the_order_of_arms(voc, some_runs, tmp_path):
+def test_runs_that_were_kept_and_others_are_in_the_order_of_arms(some_runs, tmp_path):
     records = tmp_path / 'records'
     records.mkdir()
     (some_runs / 'splicemix-seed0').rename(records / 'splicemix-seed0')
@@ -138,15 +110,15 @@ def test_runs_that_were_kept_and_others_are_in_the_order_of_arms(voc, some_runs,
         '40-splicemix-seed0']
 
 
-def test_a_table_of_nothing_says_so(results, store, pictures, tmp_path):
+def test_a_table_of_nothing_says_so(tmp_path):
     report = results.Report(store.read_runs(tmp_path / 'nothing'))
     assert report.text() == 'No run was begun yet.'
     assert not any(draw(report, tmp_path / 'picture.png') for _, draw in pictures.PICTURES.values())
 
 
-def test_epochs_that_were_not_scored_are_left_out_of_curves(results, store, pictures, arms, tmp_path):
-    write_run(store, arms, tmp_path / 'runs', 'baseline', 0, ['', 75., '', 82.], epochs=4)
-    write_run(store, arms, tmp_path / 'runs', 'splicemix', 0, [''], epochs=4)
+def test_epochs_that_were_not_scored_are_left_out_of_curves(tmp_path):
+    write_run(tmp_path / 'runs', 'baseline', 0, ['', 75., '', 82.], epochs=4)
+    write_run(tmp_path / 'runs', 'splicemix', 0, [''], epochs=4)
     report = results.Report(store.read_runs(tmp_path / 'runs'))
     scored, unscored = report.runs
     assert (scored.scored_epochs(), scored.curve()) == ([2, 4], [75., 82.])
@@ -156,7 +128,7 @@ def test_epochs_that_were_not_scored_are_left_out_of_curves(results, store, pict
     assert pictures.draw_curves(report, tmp_path / 'curves.png')
 
 
-def test_results_are_written_between_the_marks_of_their_section(voc, document, some_runs, tmp_path, capsys):
+def test_results_are_written_between_the_marks_of_their_section(some_runs, tmp_path, capsys):
     page = tmp_path / 'RESULTS.md'
     begin, end = document.marks('runs')
     other = '\n'.join(document.marks('voc-32'))
@@ -171,16 +143,16 @@ def test_results_are_written_between_the_marks_of_their_section(voc, document, s
         assert text.startswith(f'Before\n{begin}\n5 runs are finished') and 'old' not in text
         assert text.endswith(f'{end}\nAfter\n{other}\n') and 'took 3.5 hours' in text
         assert 'weights lite0.pth' in text and '| SpliceMix | 1.50 | 1.20 (1.18 to 1.25) |' in text
-        pictures = re.findall(r'!\[.*\]\((.*)\)', text)
-        assert pictures == ['runs-curves.png', 'runs-sizes.png', 'runs-classes.png']
-        assert all((tmp_path / name).stat().st_size > 1000 for name in pictures)
+        files = re.findall(r'!\[.*\]\((.*)\)', text)
+        assert files == ['runs-curves.png', 'runs-sizes.png', 'runs-classes.png']
+        assert all((tmp_path / name).stat().st_size > 1000 for name in files)
     (tmp_path / 'plain.md').write_text('Nothing\n')
     with pytest.raises(SystemExit):
         voc.main([*flags, '--write-docs', str(tmp_path / 'plain.md')])
     assert (tmp_path / 'plain.md').read_text() == 'Nothing\n'
 
 
-def test_the_headline_shows_the_main_arms_beside_the_paper(voc, document, some_runs, tmp_path, monkeypatch):
+def test_the_headline_shows_the_main_arms_beside_the_paper(some_runs, tmp_path, monkeypatch):
     readme = tmp_path / 'README.md'
     readme.write_text('Before\n{}\nold\n{}\nAfter\n'.format(*document.marks('runs')))
     (tmp_path / 'RESULTS.md').write_text('\n'.join(document.marks('runs')))
@@ -198,7 +170,7 @@ def test_the_headline_shows_the_main_arms_beside_the_paper(voc, document, some_r
     assert 'SpliceMix-CL' not in text
 
 
-def test_what_is_kept_of_runs_gives_the_same_table_and_names_no_path(voc, results, store, some_runs, tmp_path):
+def test_what_is_kept_of_runs_gives_the_same_table_and_names_no_path(some_runs, tmp_path):
     environment = {'timm_splicemix': '1', 'timm': '2', 'torch': '3', 'python': '4', 'command': str(tmp_path)}
     (some_runs / 'baseline-seed0' / 'environment.yaml').write_text(json.dumps(environment))
     records = tmp_path / 'records'
@@ -219,7 +191,7 @@ def test_what_is_kept_of_runs_gives_the_same_table_and_names_no_path(voc, result
     assert not [file for file in files if str(tmp_path).encode() in file.read_bytes()]
 
 
-def test_the_documents_have_a_place_for_results(voc, document):
+def test_the_documents_have_a_place_for_results():
     assert all(voc.README.read_text(encoding='utf-8').count(mark) == 1 for mark in document.marks(voc.HEADLINE))
     text = voc.DOCUMENT.read_text(encoding='utf-8')
     for section in ('voc-224', 'voc-224-20', 'voc-128', 'voc-128-20'):
