@@ -21,7 +21,12 @@ from torchvision.utils import make_grid
 from tqdm import tqdm
 
 import timm_splicemix as tsm
-from timm_splicemix.mix import Mixup, RecursiveMix, ResizeMix, SpliceWith
+from timm_splicemix.mix import (
+    Mixup,
+    RecursiveMix,
+    ResizeMix,
+    SpliceWith,
+)
 
 SIZES = ((32, 448), (32, 224), (128, 224))  # batch, pixels
 DTYPES = (torch.float32, torch.uint8)

@@ -49,8 +49,8 @@ from voc_results import NUM_SAMPLES, Report
 from voc_time import TIMES, format_times, measure, read_times
 
 from timm_splicemix.args import CommandParser, command
-from timm_splicemix.results import write_json
-from timm_splicemix.tracking import read_summary
+from timm_splicemix.files import write_json
+from timm_splicemix.run.tracking import read_summary
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECORDS = REPOSITORY / 'benchmarks' / 'voc_runs'

@@ -9,7 +9,7 @@ from typing import Callable, Optional
 
 import torch
 
-from timm_splicemix.data.voc import VOC_CLASSES, ReaderVoc
+from timm_splicemix.data.readers.voc import VOC_CLASSES, ReaderVoc
 
 TAR_VARIABLE = 'TSM_VOC_TAR'
 

@@ -7,7 +7,7 @@ from voc_records import Run
 from voc_results import Report
 from voc_time import format_times
 
-from timm_splicemix.report import written_whole
+from timm_splicemix.files import atomic_write
 
 
 def describe_runs(runs: Sequence[Run]) -> str:
@@ -73,5 +73,5 @@ def write_section(path: Path, section: str, body: str) -> None:
     _, found_end, tail = rest.partition(end)
     if not found or not found_end:
         raise ValueError(f"Expected the lines '{begin}' and '{end}' in {path}, but got a document without.")
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(f'{head}{begin}\n{body}\n{end}{tail}', encoding='utf-8')

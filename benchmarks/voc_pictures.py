@@ -6,9 +6,9 @@ import torch
 from voc_arms import ARMS
 from voc_results import GROUPS, MAIN, Report
 
-from timm_splicemix import results
+from timm_splicemix import draw
+from timm_splicemix.draw import load_pyplot, save_figure
 from timm_splicemix.metrics import average_precision
-from timm_splicemix.report import load_pyplot, save_figure
 
 
 def draw_curves(report: Report, path: Path) -> bool:
@@ -55,7 +55,7 @@ def draw_sizes(report: Report, path: Path) -> bool:
     curves = {title: rows for title, rows in report.sizes().items() if title in titles}
     if not curves or load_pyplot() is None:
         return False
-    results.draw_sizes(curves, path)
+    draw.draw_sizes(curves, path)
     return True
 
 

@@ -25,9 +25,9 @@ from voc_arms import GRIDS as TRAINED_GRIDS
 import timm_splicemix as tsm
 from timm_splicemix.args import CommandParser, command
 from timm_splicemix.data import create_loader
+from timm_splicemix.files import write_json
 from timm_splicemix.loss import binary_cross_entropy
 from timm_splicemix.models import check_consistency
-from timm_splicemix.results import write_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests import reference

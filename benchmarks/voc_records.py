@@ -8,9 +8,9 @@ from typing import Any, Optional, Sequence
 import yaml
 from voc_arms import ARMS, Arm
 
-from timm_splicemix.report import written_whole
-from timm_splicemix.results import RESULTS, SCORES, Scores, write_json
-from timm_splicemix.tracking import read_summary
+from timm_splicemix.files import atomic_write, write_json
+from timm_splicemix.results import RESULTS, SCORES, Scores
+from timm_splicemix.run.tracking import read_summary
 
 RECORD = 'run.json'
 ENVIRONMENT = 'environment.yaml'
@@ -100,7 +100,7 @@ def run_name(arm: Arm, seed: int) -> str:
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write down what a run is."""
-    with written_whole(folder / RECORD) as temporary:
+    with atomic_write(folder / RECORD) as temporary:
         temporary.write_text(json.dumps(record, indent=2) + '\n', encoding='utf-8')
 
 
@@ -163,10 +163,10 @@ def keep_runs(runs: Sequence[Run], records: Path) -> list[str]:
         write_json({key: evaluation[key] for key in EVALUATION_KEYS}, folder / EVALUATION / RESULTS)
         scores = run.scores()
         replace(scores, scores=scores.scores.half(), filenames=()).save(folder / EVALUATION / SCORES)
-        with written_whole(folder / 'summary.csv') as temporary:
+        with atomic_write(folder / 'summary.csv') as temporary:
             shutil.copyfile(run.folder / 'summary.csv', temporary)
         content = run.environment()
-        with written_whole(folder / ENVIRONMENT) as temporary:
+        with atomic_write(folder / ENVIRONMENT) as temporary:
             temporary.write_text(yaml.safe_dump({key: content[key] for key in ENVIRONMENT_KEYS if key in content}))
         write_record(folder, run.record)  # the last one: with it, the run is kept
         new.append(run.name)

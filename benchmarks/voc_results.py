@@ -6,7 +6,8 @@ import torch
 from voc_arms import ARMS, Arm
 from voc_records import EVALUATION, Run, check_same_recipe
 
-from timm_splicemix.results import Scores, draw_samples, interval, sampled_map
+from timm_splicemix.results import Scores
+from timm_splicemix.run.compare import draw_samples, interval, sampled_map
 
 GROUPS = {  # the 40 % are of COCO, where the rule comes from
     'baseline': 'All labels', '40-baseline': 'Labels by the rule "40 %"', 'single-baseline': 'One label of each image'}

@@ -13,9 +13,9 @@ from tqdm import tqdm
 from voc_arms import Arm, Recipe, seed_flags
 
 from timm_splicemix.args import map_defaults
-from timm_splicemix.building import set_training
-from timm_splicemix.engine import train_one_epoch
-from timm_splicemix.machine import set_up_device
+from timm_splicemix.run.engine import train_one_epoch
+from timm_splicemix.run.factory import set_training
+from timm_splicemix.run.machine import set_up_device
 from timm_splicemix.train import Run, build_parser, parse_args
 
 TIMES = 'times.json'

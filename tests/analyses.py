@@ -6,8 +6,9 @@ import torch
 import yaml
 
 from tests.helpers import rng
+from timm_splicemix.files import write_csv, write_json
 from timm_splicemix.metrics import average_precision, multilabel_metrics
-from timm_splicemix.results import Scores, class_rows, write_json, write_rows
+from timm_splicemix.results import Scores, class_rows
 
 
 def random_scores(targets, names, seed=0, files=()):
@@ -18,7 +19,7 @@ def write_result(folder, scores, **changes):
     """Write what validate.py does, apart from pictures."""
     metrics = {'loss': 0.5, **multilabel_metrics(scores.scores, scores.targets, 3)}
     scores.save(folder / 'scores.npz')
-    write_rows(class_rows(scores, 100 * average_precision(scores.scores, scores.targets)), folder / 'per_class_ap.csv')
+    write_csv(class_rows(scores, 100 * average_precision(scores.scores, scores.targets)), folder / 'per_class_ap.csv')
     write_json({
         'model': 'resnet18', 'dataset': 'csv', 'split': 'val', 'num_images': len(scores.scores),
         'num_classes': len(scores.class_names), 'preset': 'paper', 'metrics': metrics, **changes,
@@ -32,7 +33,7 @@ def write_run(folder, values, losses=None, **settings):
         'epoch': epoch, 'train_loss': 0.7, 'eval_loss': '' if value is None else (losses or values)[epoch],
         'eval_mAP': '' if value is None else value, 'lr': 0.1,
     } for epoch, value in enumerate(values)]
-    write_rows(rows, folder / 'summary.csv')
+    write_csv(rows, folder / 'summary.csv')
     settings = {
         'batch_size': 16, 'epochs': len(values), 'lr': 0.1, 'seed': 0, 'output': str(folder), 'splicemix_grids': '',
         'splicemix_ratio': '0.25', 'splicemix_drop_prob': 0., 'splicemix_prob': 1., 'splicemix_mode': 'batch',

@@ -10,7 +10,12 @@ from PIL import Image
 import timm_splicemix as tsm
 from tests.helpers import raises_error
 from tests.test_validate import CLASSES, write_checkpoint
-from timm_splicemix.analysis.cam import PositionHead, class_activation_maps, main, to_heat
+from timm_splicemix.analysis.cam import (
+    PositionHead,
+    class_activation_maps,
+    main,
+    to_heat,
+)
 from timm_splicemix.analysis.checkpoints import load_checkpoints, short_names
 
 

@@ -14,8 +14,8 @@ import yaml
 from PIL import Image
 
 from tests.runs import CLASSES, make_images, summary, train
-from timm_splicemix.analysis.html import main
 from timm_splicemix.analysis.page import MOST_PIXELS, render_curves, render_picture
+from timm_splicemix.report import main
 from timm_splicemix.validate import main as validate
 
 VOID = {'meta', 'img', 'br', 'hr', 'input', 'link'}

@@ -8,7 +8,12 @@ import torch
 from tests.analyses import check_refused, check_written, random_scores, read_table, write_result
 from tests.helpers import rng
 from timm_splicemix.analysis.common import read_evaluations
-from timm_splicemix.analysis.small_objects import gain_rows, main, mean_areas, mean_rows
+from timm_splicemix.analysis.small_objects import (
+    gain_rows,
+    main,
+    mean_areas,
+    mean_rows,
+)
 from timm_splicemix.data import create_dataset, generate_shapes
 from timm_splicemix.data.shapes_scene import CLASS_NAMES
 

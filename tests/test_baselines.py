@@ -4,9 +4,16 @@ import torch
 
 from tests import reference
 from tests.helpers import make_batch, raises_error
-from timm_splicemix.mix import Mixer, Mixup, PairPlan, RecursiveMix, ResizeMix, SpliceMix, SpliceWith
-from timm_splicemix.mix.baselines import mix_pairs
-from timm_splicemix.mix.pairs import soft_targets
+from timm_splicemix.mix import (
+    Mixer,
+    Mixup,
+    PairPlan,
+    RecursiveMix,
+    ResizeMix,
+    SpliceMix,
+    SpliceWith,
+)
+from timm_splicemix.mix.pairs import mix_pairs, soft_targets
 
 
 def remembering(mixer, batch_size=7, height=9, width=14, dtype=torch.float32):

@@ -14,9 +14,15 @@ import torch
 import yaml
 from PIL import Image
 
-from timm_splicemix.args import CommandParser, add_label_args, add_timm_validate_args, create_mixer, parse_with_config
-from timm_splicemix.data.voc import VOC_CLASSES
-from timm_splicemix.optim import create_optimizer, create_scheduler
+from timm_splicemix.args import (
+    CommandParser,
+    add_label_args,
+    add_timm_validate_args,
+    parse_with_config,
+)
+from timm_splicemix.data.readers.voc import VOC_CLASSES
+from timm_splicemix.run.factory import create_mixer
+from timm_splicemix.run.optimizer import create_optimizer, create_scheduler
 from timm_splicemix.task import SpliceMixModule
 from timm_splicemix.train import build_parser, main
 
@@ -113,7 +119,7 @@ def train(tmp_path_factory):
     """Run a config for two steps on stand-ins of its data and model; returns its folder, and its row of the summary."""
     root = tmp_path_factory.mktemp('configs')
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr('timm_splicemix.tracking.draw_curves', lambda *args, **kwargs: None)  # takes most of the time
+    monkeypatch.setattr('timm_splicemix.run.tracking.draw_curves', lambda *args, **kwargs: None)
     for name, write in (('coco', write_coco), ('voc', write_voc), ('imagenet', write_folders)):
         (root / name).mkdir()
         write(root / name)

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from tests.helpers import raises_error
-from timm_splicemix.data.csv_file import ReaderCsv, find_csv
+from timm_splicemix.data.readers.csv import ReaderCsv, find_csv
 
 IMAGES = ('a.jpg', 'b.jpg', 'c.jpg')
 

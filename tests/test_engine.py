@@ -13,19 +13,18 @@ from torch import nn
 
 from tests.helpers import make_batch, raises_error, rng
 from timm_splicemix.data import create_loader
-from timm_splicemix.engine import (
-    AccuracyMeter,
-    Averages,
+from timm_splicemix.metrics import AccuracyMeter, multilabel_metrics
+from timm_splicemix.mix import SpliceMix
+from timm_splicemix.run import progress
+from timm_splicemix.run.engine import (
     Step,
     StopTraining,
-    create_meter,
-    evaluate,
     loader_length,
-    progress,
     train_one_epoch,
 )
-from timm_splicemix.metrics import multilabel_metrics
-from timm_splicemix.mix import SpliceMix
+from timm_splicemix.run.evaluate import evaluate
+from timm_splicemix.run.factory import create_meter
+from timm_splicemix.run.progress import LossMeter
 from timm_splicemix.task import SpliceMixTask
 
 CPU = torch.device('cpu')
@@ -257,7 +256,7 @@ def test_an_epoch_continues_where_it_was_left():
     again, new_optimizer = new()
     again.load_checkpoint_state(task.get_checkpoint_state()['state_dict'])
     new_optimizer.load_state_dict(optimizer.state_dict())
-    averages = Averages(CPU)
+    averages = LossMeter(CPU)
     averages.load_state_dict(losses[-1])
     assert losses[-1]['count'] == 16
     assert run(again, new_optimizer, start_batch=4, averages=averages) == whole
@@ -280,7 +279,7 @@ def test_alternate_batches_are_trained_one_after_the_other():
 def test_an_epoch_that_is_done_has_nothing_left():
     task = make_task()
     before = weights(task)
-    averages = Averages(CPU)
+    averages = LossMeter(CPU)
     averages.update({'loss': torch.tensor(2.)}, 3)
     assert train(task, start_batch=6, averages=averages) == {'loss': 2.}
     assert torch.equal(weights(task), before)
@@ -376,20 +375,20 @@ def add_without_looking(check, batch, loss, filenames, add=progress.FiniteCheck.
 
 
 def test_averages_are_over_images_and_survive_being_saved():
-    averages = Averages(CPU)
+    averages = LossMeter(CPU)
     averages.update({'loss': torch.tensor(1.), 'task_loss': torch.tensor(3.)}, 2)
     averages.update({'loss': torch.tensor(4.), 'task_loss': torch.tensor(0.)}, 1)
     assert averages.compute() == {'loss': 2., 'task_loss': 2.}
-    again = Averages(CPU)
+    again = LossMeter(CPU)
     again.load_state_dict(averages.state_dict())
     again.update({'loss': torch.tensor(6.), 'task_loss': torch.tensor(2.)}, 1)
     assert again.compute() == {'loss': 3., 'task_loss': 2.}
     assert averages.state_dict() == {'sums': {'loss': 6., 'task_loss': 6.}, 'count': 3}
-    assert Averages(CPU).compute() == {}
+    assert LossMeter(CPU).compute() == {}
 
 
 def test_averages_keep_no_graph():
-    averages = Averages(CPU)
+    averages = LossMeter(CPU)
     averages.update({'loss': torch.ones((), requires_grad=True) * 2}, 1)
     assert not averages.sums['loss'].requires_grad
 
@@ -489,7 +488,7 @@ def test_a_task_of_timm_can_be_trained_too():
 
 
 def test_progress_lines_say_losses_rate_and_time_left(caplog):
-    with caplog.at_level(logging.INFO, logger='timm_splicemix.engine'):
+    with caplog.at_level(logging.INFO, logger='timm_splicemix.run'):
         train(make_task(SpliceMix('2x2')), log_interval=2)
     lines = [record.getMessage() for record in caplog.records]
     assert [re.search(r'(\d)/6', line)[1] for line in lines] == ['2', '4', '6']
@@ -500,7 +499,7 @@ def test_progress_lines_say_losses_rate_and_time_left(caplog):
 
 
 def test_progress_of_an_evaluation_says_its_loss(caplog):
-    with caplog.at_level(logging.INFO, logger='timm_splicemix.engine'):
+    with caplog.at_level(logging.INFO, logger='timm_splicemix.run'):
         loader = make_loader(is_training=False)
         evaluate(make_model(), loader, create_meter(True, 5, CPU), Step(CPU), BCE, log_interval=4)
     lines = [record.getMessage() for record in caplog.records]
@@ -515,7 +514,7 @@ def test_the_rate_and_the_time_left_are_those_of_this_run(monkeypatch, caplog):
     def before_batch(batch, images, targets):
         now[0] += 50.
 
-    with caplog.at_level(logging.INFO, logger='timm_splicemix.engine'):
+    with caplog.at_level(logging.INFO, logger='timm_splicemix.run'):
         train(make_task(), num_batches=150, start_batch=48, log_interval=25, before_batch=before_batch)
     line = next(record.getMessage() for record in caplog.records if ' 50/150' in record.getMessage())
     assert '0.1 img/s' in line  # 8 images in 100 s
@@ -523,6 +522,6 @@ def test_the_rate_and_the_time_left_are_those_of_this_run(monkeypatch, caplog):
 
 
 def test_other_processes_are_silent(caplog):
-    with caplog.at_level(logging.INFO, logger='timm_splicemix.engine'):
+    with caplog.at_level(logging.INFO, logger='timm_splicemix.run'):
         train(make_task(), is_primary=False, log_interval=1)
     assert not caplog.records

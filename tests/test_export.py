@@ -8,9 +8,9 @@ import torch
 import timm_splicemix as tsm
 from tests.helpers import raises_error
 from tests.test_validate import CLASSES, quiet, refusal, write_checkpoint  # noqa: F401 - quiet is used by pytest
-from timm_splicemix import export
-from timm_splicemix.export import export_model, read_safetensors
-from timm_splicemix.inference import load_model
+from timm_splicemix.run import export
+from timm_splicemix.run.export import export_model, read_safetensors
+from timm_splicemix.run.load import load_model
 from timm_splicemix.validate import main
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ('onnx', 'onnxruntime', 'onnxscript'))

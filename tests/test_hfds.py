@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from timm_splicemix.data import MultiLabelDataset
-from timm_splicemix.data.hfds import ReaderHfdsMultiLabel, hfds_is_multi_label, load_hfds, split_names
+from timm_splicemix.data.readers.hfds import ReaderHfdsMultiLabel, hfds_is_multi_label, load_hfds
+from timm_splicemix.data.splits import split_names
 
 datasets = pytest.importorskip('datasets')
 

@@ -3,7 +3,7 @@ import torch
 from PIL import Image
 
 from tests.helpers import raises_error
-from timm_splicemix.data.list_file import ReaderList
+from timm_splicemix.data.readers.list import ReaderList
 
 
 def make_list(root, text, images=('a.jpg', 'b.jpg', 'c.jpg'), name='list.txt'):

@@ -8,7 +8,13 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from tests.helpers import rng
-from timm_splicemix.metrics import PRESETS, MultilabelMeter, Preset, average_precision, multilabel_metrics
+from timm_splicemix.metrics import (
+    PRESETS,
+    MultilabelMeter,
+    Preset,
+    average_precision,
+    multilabel_metrics,
+)
 
 NAMES = ['mAP', 'CP', 'CR', 'CF1', 'OP', 'OR', 'OF1', 'CP_3', 'CR_3', 'CF1_3', 'OP_3', 'OR_3', 'OF1_3']
 

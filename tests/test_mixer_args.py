@@ -4,8 +4,14 @@ import pytest
 
 import timm_splicemix as tsm
 from tests.helpers import raises_error
-from timm_splicemix.args.mixer import add_mixer_args, create_mixer
-from timm_splicemix.mix import Mixup, RecursiveMix, ResizeMix, SpliceWith
+from timm_splicemix.args.mixer import add_mixer_args
+from timm_splicemix.mix import (
+    Mixup,
+    RecursiveMix,
+    ResizeMix,
+    SpliceWith,
+)
+from timm_splicemix.run.factory import create_mixer
 
 
 def parse(*argv):

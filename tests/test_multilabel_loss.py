@@ -11,7 +11,7 @@ from timm.loss import AsymmetricLossMultiLabel
 from timm.loss import BinaryCrossEntropy as TimmBinaryCrossEntropy
 
 from tests.helpers import raises_error, rng
-from timm_splicemix.args.loss import add_loss_args, loss_kwargs
+from timm_splicemix.args.loss import add_loss_args
 from timm_splicemix.loss import (
     LOSSES,
     REDUCTIONS,
@@ -26,6 +26,7 @@ from timm_splicemix.loss import (
     positive_weights,
     splc_loss,
 )
+from timm_splicemix.run.factory import loss_kwargs
 
 NAMES = list(LOSSES)
 MASKING = ['bce', 'bce-ls', 'focal', 'asl', 'hill', 'splc']

@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers import raises_error
 from timm_splicemix.models import classifier_parameters
-from timm_splicemix.optim import (
+from timm_splicemix.run.optimizer import (
     create_optimizer,
     create_scheduler,
     learning_rate,

@@ -7,9 +7,10 @@ import torch
 from PIL import Image
 
 from tests.test_validate import CLASSES, logits_of, quiet, write_checkpoint, write_data  # noqa: F401
-from timm_splicemix.predict import choose, find_images, main
-from timm_splicemix.report import draw_predictions
-from timm_splicemix.thresholds import Thresholds, save_thresholds
+from timm_splicemix.draw import draw_predictions
+from timm_splicemix.metrics import Thresholds, save_thresholds
+from timm_splicemix.predict import main
+from timm_splicemix.run.predictor import choose, find_images
 
 
 @pytest.fixture(scope='module')

@@ -6,8 +6,8 @@ import torch
 from PIL import Image, ImageDraw
 
 import timm_splicemix as tsm
+from timm_splicemix.draw import describe_target, draw_batch, save_image
 from timm_splicemix.preview import main
-from timm_splicemix.report import describe_target, draw_batch, save_image
 
 
 @pytest.fixture

@@ -9,7 +9,12 @@ import torch
 from PIL import Image
 
 import timm_splicemix as tsm
-from timm_splicemix.data import WdsDataset, check_same_classes, create_dataset, create_loader
+from timm_splicemix.data import (
+    WdsDataset,
+    check_same_classes,
+    create_dataset,
+    create_loader,
+)
 
 CPU = torch.device('cpu')
 
@@ -87,7 +92,7 @@ def test_a_folder_with_a_list_is_multi_label(tmp_path):
 
 
 def test_voc_difficult_objects_differ_by_what_a_split_is_for(tmp_path):
-    from timm_splicemix.data.voc import VOC_CLASSES
+    from timm_splicemix.data.readers.voc import VOC_CLASSES
     folder = tmp_path / 'VOCdevkit' / 'VOC2007'
     write_images(folder / 'JPEGImages', 2)
     main = folder / 'ImageSets' / 'Main'

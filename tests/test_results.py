@@ -8,30 +8,35 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from tests.helpers import raises_error, rng
-from timm_splicemix.metrics import PRESETS, Preset, average_precision, multilabel_metrics
-from timm_splicemix.results import (
-    Scores,
-    class_rows,
-    compare_results,
-    draw_samples,
-    draw_sizes,
-    flat_row,
-    format_classes,
-    format_comparison,
-    format_sizes,
-    read_results,
-    sampled_average_precision,
-    sampled_map,
-    write_json,
-    write_result,
-)
-from timm_splicemix.thresholds import (
+from timm_splicemix.draw import draw_sizes
+from timm_splicemix.files import write_json
+from timm_splicemix.metrics import (
+    PRESETS,
+    Preset,
     Thresholds,
+    average_precision,
     describe_tuning,
     load_thresholds,
+    multilabel_metrics,
     parse_thresholds,
     save_thresholds,
     tune_thresholds,
+)
+from timm_splicemix.results import (
+    Scores,
+    class_rows,
+    flat_row,
+    format_classes,
+    format_sizes,
+    read_results,
+    write_result,
+)
+from timm_splicemix.run.compare import (
+    compare_results,
+    draw_samples,
+    format_comparison,
+    sampled_average_precision,
+    sampled_map,
 )
 from timm_splicemix.validate import main
 

@@ -17,7 +17,12 @@ from pycocotools.coco import COCO
 
 from timm_splicemix.data import shapes, shapes_scene
 from timm_splicemix.data.shapes import SPLITS, generate_shapes
-from timm_splicemix.data.shapes_scene import BIASED_PAIRS, CLASS_NAMES, draw_classes, draw_scene
+from timm_splicemix.data.shapes_scene import (
+    BIASED_PAIRS,
+    CLASS_NAMES,
+    draw_classes,
+    draw_scene,
+)
 
 FEW = {'train': 30, 'val': 8, 'val_unbiased': 8}
 ENDLESS = {'train': 100_000}

@@ -5,8 +5,13 @@ import pytest
 import torch
 from PIL import Image
 
-from timm_splicemix.data.check import main as check
-from timm_splicemix.data.stats import co_occurrence, format_stats, main, top_pairs
+from timm_splicemix.check import main as check
+from timm_splicemix.stats import (
+    co_occurrence,
+    format_stats,
+    main,
+    top_pairs,
+)
 
 TARGETS = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, -1], [0, 0, 1], [0, 0, 0]], dtype=torch.int8)
 NAMES = ['cat', 'dog', 'bird']

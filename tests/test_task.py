@@ -13,7 +13,14 @@ from torch import nn
 
 from tests import reference
 from tests.helpers import make_batch, raises_error
-from timm_splicemix.mix import Grid, MixPlan, Mixup, SpliceMix, SpliceRecord, SpliceWith
+from timm_splicemix.mix import (
+    Grid,
+    MixPlan,
+    Mixup,
+    SpliceMix,
+    SpliceRecord,
+    SpliceWith,
+)
 from timm_splicemix.models import create_model, freeze_batch_norm
 from timm_splicemix.task import SpliceMixModule, SpliceMixTask
 

@@ -7,9 +7,9 @@ from timm_splicemix.args import (
     add_timm_train_args,
     add_timm_validate_args,
     add_train_args,
-    dataset_kwargs,
 )
 from timm_splicemix.args.kwargs import KwargsAction
+from timm_splicemix.run.factory import dataset_kwargs
 
 from .timm_flags import TRAIN, VALIDATE
 

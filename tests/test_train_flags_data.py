@@ -13,9 +13,10 @@ from torchvision.transforms.functional import pil_to_tensor
 from timm_splicemix.args import map_defaults, parse_with_config, refuse_unsupported
 from timm_splicemix.data import MultiLabelDataset, registry
 from timm_splicemix.data.dataset import StrictImageDataset
+from timm_splicemix.data.readers.voc import VOC_CLASSES
 from timm_splicemix.data.transforms import MultiScaleCrop
-from timm_splicemix.data.voc import VOC_CLASSES
-from timm_splicemix.train import build_parser, create_datasets, resolve_images
+from timm_splicemix.run.factory import create_datasets, resolve_images
+from timm_splicemix.train import build_parser
 
 from .helpers import raises_error
 from .runs import CLASSES, make_images

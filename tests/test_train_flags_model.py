@@ -11,7 +11,7 @@ from torch import nn
 
 from timm_splicemix import train as train_module
 from timm_splicemix.models.pooling import is_max_pooled
-from timm_splicemix.train import set_training
+from timm_splicemix.run.factory import set_training
 
 from .helpers import raises_error
 from .runs import make_images, summary, train

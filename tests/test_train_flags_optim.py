@@ -4,9 +4,15 @@ import math
 import pytest
 import torch
 
-from timm_splicemix.mix import Mixup, RecursiveMix, ResizeMix, SpliceMix, SpliceWith
+from timm_splicemix.mix import (
+    Mixup,
+    RecursiveMix,
+    ResizeMix,
+    SpliceMix,
+    SpliceWith,
+)
 from timm_splicemix.models import classifier_parameters
-from timm_splicemix.train import set_training
+from timm_splicemix.run.factory import set_training
 
 from .helpers import raises_error
 from .runs import CLASSES, make_images

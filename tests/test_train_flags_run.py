@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from timm_splicemix.checkpoint import read_checkpoint
+from timm_splicemix.run.checkpoint import read_checkpoint
 
 from .runs import make_images, summary, train, weights
 from .train_flags import build, shows
@@ -29,7 +29,7 @@ def finished(data, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def draws_nothing(monkeypatch):
-    monkeypatch.setattr('timm_splicemix.tracking.draw_curves', lambda *_: False)
+    monkeypatch.setattr('timm_splicemix.run.tracking.draw_curves', lambda *_: False)
 
 
 @shows('val_interval', 'save_images', 'log_interval')

@@ -4,8 +4,8 @@ import torch
 from torchvision.ops import roi_align
 
 import timm_splicemix as tsm
-from timm_splicemix.engine import Step, train_one_epoch
 from timm_splicemix.mix import RecursiveMix
+from timm_splicemix.run.engine import Step, train_one_epoch
 
 from .helpers import make_batch
 from .runs import assert_same_weights, make_images, summary, train

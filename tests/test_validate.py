@@ -14,10 +14,12 @@ from sklearn.metrics import average_precision_score, precision_recall_fscore_sup
 
 import timm_splicemix as tsm
 from tests.helpers import raises_error
-from timm_splicemix import results
-from timm_splicemix.checkpoint import CheckpointInfo, RunSaver
-from timm_splicemix.inference import AveragingMeter, ChosenOutputs, FlipAverage, load_model, match_classes
+from timm_splicemix import draw
+from timm_splicemix.metrics import AveragingMeter
 from timm_splicemix.results import Scores
+from timm_splicemix.run.checkpoint import CheckpointInfo, RunSaver
+from timm_splicemix.run.load import load_model
+from timm_splicemix.run.predictor import ChosenOutputs, FlipAverage, match_classes
 from timm_splicemix.validate import is_out_of_memory, main
 
 CLASSES = ('bird', 'cat', 'dog')
@@ -79,7 +81,7 @@ def plots():
 def quiet(request, monkeypatch):
     """Each run of the command adds a handler to the log; without this, all of them would write for all later tests."""
     if 'plots' not in request.fixturenames:
-        monkeypatch.setattr(results, 'load_pyplot', lambda: None)
+        monkeypatch.setattr(draw, 'load_pyplot', lambda: None)
     handlers = list(logging.getLogger().handlers)
     yield
     logging.getLogger().handlers[:] = handlers

@@ -34,9 +34,9 @@ from tests.timm_flags import VALIDATE
 from timm_splicemix import validate as validate_module
 from timm_splicemix.args.validate import REFUSED_IN_VALIDATION
 from timm_splicemix.data import registry
-from timm_splicemix.data.voc import VOC_CLASSES
-from timm_splicemix.inference import FlipAverage
+from timm_splicemix.data.readers.voc import VOC_CLASSES
 from timm_splicemix.results import Scores
+from timm_splicemix.run.predictor import FlipAverage
 from timm_splicemix.validate import build_parser, main
 
 ACTIONS = {action.dest: action for action in build_parser()._actions if action.dest != 'help'}

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from tests.helpers import raises_error
-from timm_splicemix.data.voc import VOC_CLASSES, ReaderVoc, voc_split
+from timm_splicemix.data.readers.voc import VOC_CLASSES, ReaderVoc, voc_split
 
 CAT, DOG, PERSON, TRAIN = (VOC_CLASSES.index(name) for name in ('cat', 'dog', 'person', 'train'))
 

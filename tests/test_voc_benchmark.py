@@ -22,7 +22,7 @@ from tests.conftest import REPOSITORY
 from tests.helpers import raises_error
 from tests.test_voc import OBJECTS, make_voc
 from tests.test_voc_results import make_scores
-from timm_splicemix.data.voc import ReaderVoc
+from timm_splicemix.data.readers.voc import ReaderVoc
 from timm_splicemix.train import build_parser
 
 FLAGS = ('--epochs', '2', '--model', 'test_efficientnet', '--size', '32', '--batch-size', '4', '--bootstrap', '20')

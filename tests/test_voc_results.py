@@ -11,7 +11,7 @@ import voc_pictures as pictures
 import voc_records as store
 import voc_results as results
 
-from timm_splicemix.data.voc import VOC_CLASSES
+from timm_splicemix.data.readers.voc import VOC_CLASSES
 from timm_splicemix.results import Scores
 
 TIMES = [

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from timm_splicemix.data import wds
-from timm_splicemix.data.wds import WdsDataset, epoch_order, find_shards
+from timm_splicemix.data.readers import wds
+from timm_splicemix.data.readers.wds import WdsDataset, epoch_order, find_shards
 
 NAMES = ['cat', 'dog', 'eel', 'fox']
 
@@ -211,7 +211,7 @@ def test_it_can_be_pickled(root):
 SCRIPT = '''
 import json, sys
 import torch
-from timm_splicemix.data.wds import WdsDataset
+from timm_splicemix.data.readers.wds import WdsDataset
 
 def shade(image):
     return image.getpixel((0, 0))[0]

@@ -6,7 +6,7 @@ from typing import Any, Callable
 import torch
 
 from timm_splicemix.args import map_defaults, parse_with_config, refuse_unsupported
-from timm_splicemix.machine import set_up_device
+from timm_splicemix.run.machine import set_up_device
 from timm_splicemix.train import Run, build_parser
 
 from .runs import TINY

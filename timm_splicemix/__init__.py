@@ -1,12 +1,21 @@
 """ Multi-label image classification for timm: SpliceMix, and what stands around it """
 from . import models  # registers in timm what timm lacks
 from .args import add_splicemix_args, splicemix_kwargs
-from .checkpoint import load_checkpoint
 from .data import create_dataset
 from .loss import ConsistencyLoss, consistency_loss
 from .metrics import MultilabelMeter, average_precision
-from .mix import Grid, MixPlan, SpliceMix, SpliceRecord, parse_grids, sample_record, splice, split_cells
+from .mix import (
+    Grid,
+    MixPlan,
+    SpliceMix,
+    SpliceRecord,
+    parse_grids,
+    sample_record,
+    splice,
+    split_cells,
+)
 from .models import create_model
+from .run.checkpoint import load_checkpoint
 from .task import SpliceMixModule, SpliceMixTask
 
 __version__ = '0.1.0'

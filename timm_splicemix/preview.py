@@ -17,12 +17,13 @@ from .args import (
     add_label_args,
     add_splicemix_args,
     command,
-    dataset_kwargs,
     splicemix_kwargs,
 )
 from .data import create_dataset, is_training_split
+from .draw import check_image_name, draw_batch, save_image
+from .errors import UsageError
 from .mix import SpliceMix
-from .report import check_image_name, draw_batch, save_image
+from .run.factory import dataset_kwargs
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -64,7 +65,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     dataset = create_dataset(split=args.split, transform=transform, **kwargs)
     samples = _choose(dataset, args.batch_size, args.seed)
     if not samples:
-        raise ValueError(f"Expected images in split '{args.split}', but got none.")
+        raise UsageError(f"Expected images in split '{args.split}', but got none.")
     images = torch.stack([image for image, _ in samples])
     targets = torch.stack([torch.as_tensor(target) for _, target in samples])
     class_names = _class_names(dataset, targets)

@@ -10,8 +10,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.ops import roi_align
 
+from .errors import UsageError
 from .loss import ConsistencyLoss
-from .mix import MixPlan, RecursiveMix, RecursivePlan, SpliceMix, split_cells
+from .mix import (
+    MixPlan,
+    RecursiveMix,
+    RecursivePlan,
+    SpliceMix,
+    split_cells,
+)
 from .models import FeatureMap, check_consistency
 
 _logger = logging.getLogger(__name__)
@@ -164,7 +171,7 @@ class SpliceMixTask(TrainingTask):
     ):
         super().__init__(device=device, dtype=dtype, verbose=verbose)
         if consistency_weight < 0:
-            raise ValueError(f'Expected a consistency weight of at least 0, but got {consistency_weight}.')
+            raise UsageError(f'Expected a consistency weight of at least 0, but got {consistency_weight}.')
         self.trainable_module = SpliceMixModule(model)
         self.criterion = criterion
         self.mixer = mixer
@@ -306,10 +313,10 @@ def _check_mixer(mixer: Optional[Callable]) -> None:
     if isinstance(mixer, RecursiveMix):
         return
     if not isinstance(mixer, SpliceMix):
-        raise ValueError(
+        raise UsageError(
             f'Expected a SpliceMix for consistency learning, but got {mixer}: '
             'set --splicemix-grids, such as 1x2,2x2,2x3.')
     if mixer.batch != 'append':
-        raise ValueError(
+        raise UsageError(
             f"Expected all regular images in the batch for consistency learning, but got batch '{mixer.batch}', which "
             'leaves some out: use --splicemix-batch append.')

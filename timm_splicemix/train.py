@@ -31,7 +31,6 @@ from .args import (
     add_timm_train_args,
     add_train_args,
     command,
-    create_mixer,
     dump_args,
     map_defaults,
     map_defaults_of_data,
@@ -39,19 +38,20 @@ from .args import (
     refuse_unsupported,
     uses_config,
 )
-from .building import (
-    build_model,
-    check_image_size,
-    checkpoint_gradients,
-    count_classes,
-    create_criterion,
-    create_datasets,
-    freeze_modules,
-    resolve_images,
-    set_training,
-    start_classifier,
+from .data import (
+    MultiLabelDataset,
+    MultiLabelLoader,
+    WdsDataset,
+    create_loader,
+    mix_seeds,
 )
-from .checkpoint import (
+from .draw import save_batch
+from .errors import UsageError
+from .files import atomic_write
+from .loss import LOSSES, binary_cross_entropy, union_cross_entropy
+from .mix import MixPlan
+from .results import format_metrics
+from .run.checkpoint import (
     CheckpointInfo,
     RunSaver,
     check_same_model,
@@ -60,12 +60,34 @@ from .checkpoint import (
     load_weights,
     read_checkpoint,
 )
-from .data import MultiLabelDataset, MultiLabelLoader, WdsDataset, create_loader, mix_seeds
-from .engine import Averages, Step, StopTraining, create_meter, evaluate, loader_length, train_one_epoch
-from .loss import LOSSES, binary_cross_entropy, union_cross_entropy
-from .machine import describe_machine, precision, set_seed, set_up_device
-from .mix import MixPlan
-from .optim import (
+from .run.engine import (
+    Step,
+    StopTraining,
+    loader_length,
+    train_one_epoch,
+)
+from .run.evaluate import evaluate
+from .run.factory import (
+    build_model,
+    check_image_size,
+    checkpoint_gradients,
+    count_classes,
+    create_criterion,
+    create_datasets,
+    create_meter,
+    create_mixer,
+    freeze_modules,
+    resolve_images,
+    set_training,
+    start_classifier,
+)
+from .run.machine import (
+    describe_machine,
+    precision,
+    set_seed,
+    set_up_device,
+)
+from .run.optimizer import (
     create_optimizer,
     create_scheduler,
     learning_rate,
@@ -73,10 +95,10 @@ from .optim import (
     load_scheduler_state,
     scheduler_state,
 )
-from .report import format_metrics, save_batch, written_whole
-from .stopping import StopRequest
+from .run.progress import LossMeter
+from .run.signals import StopRequest
+from .run.tracking import Tracker, read_summary
 from .task import SpliceMixTask
-from .tracking import Tracker, read_summary
 
 _logger = logging.getLogger(__name__)
 
@@ -184,7 +206,7 @@ class Run:
         self.mixer = create_mixer(args, num_classes=num_classes, seed=args.seed)
         varies = args.splicemix_prob < 1 or args.splicemix_mode != 'batch'
         if args.distributed and args.splicemix_batch == 'alternate' and varies:
-            raise ValueError(
+            raise UsageError(
                 'Expected --splicemix-prob 1 and --splicemix-mode batch for --splicemix-batch alternate with several '
                 'processes, but got others: processes would make different numbers of updates.')
         self.task = SpliceMixTask(
@@ -256,7 +278,7 @@ class Run:
         if self.mixer is not None:
             off_epoch = args.splicemix_off_epoch or args.mixup_off_epoch
             self.mixer.mixup_enabled = not off_epoch or epoch < off_epoch
-        averages = Averages(self.device)
+        averages = LossMeter(self.device)
         if self.averages_state is not None:
             averages.load_state_dict(self.averages_state)
         train_metrics = train_one_epoch(
@@ -286,7 +308,7 @@ class Run:
                 f'Epoch {epoch}: {args.eval_metric} {metric:.3f}, best {best:.3f} (epoch {best_epoch}), '
                 f'loss {train_metrics["loss"]:.4f}')
 
-    def _evaluate(self, averages: Averages) -> dict[str, float]:
+    def _evaluate(self, averages: LossMeter) -> dict[str, float]:
         """Metrics of the model and, with other names, of its moving average."""
         args = self.args
         criterion = binary_cross_entropy if self.multi_label else union_cross_entropy
@@ -335,7 +357,7 @@ class Run:
             images, targets, plan, self.class_names, self.data_config['mean'], self.data_config['std'],
             self.folder / f'train-batch-{self.epoch}-{batch}.jpg')
 
-    def _after_update(self, done: int, averages: Averages, check: Callable[[], None]) -> None:
+    def _after_update(self, done: int, averages: LossMeter, check: Callable[[], None]) -> None:
         """Save what could be lost: now and then, and before the run is left."""
         interval = self.args.recovery_interval
         leaves = self.stop.requested()
@@ -345,7 +367,7 @@ class Run:
         if leaves:
             raise StopTraining
 
-    def _save_recovery(self, done: int, averages: Averages) -> None:
+    def _save_recovery(self, done: int, averages: LossMeter) -> None:
         state = averages.state_dict(self.args.distributed)
         if self.is_primary:
             mixer = {} if self.mixer is None else self.mixer.state_dict()
@@ -398,7 +420,7 @@ class Run:
                 grayscale_prob=args.grayscale_prob, gaussian_blur_prob=args.gaussian_blur_prob, auto_augment=args.aa,
                 interpolation=interpolation, on_bad_image=args.on_bad_image, **common)
         except AssertionError as error:  # what timm raises at a policy
-            raise ValueError(f"Expected a policy of timm for --aa, but got '{args.aa}': {error}") from error
+            raise UsageError(f"Expected a policy of timm for --aa, but got '{args.aa}': {error}") from error
         val_loader = create_loader(
             self.val_set, batch_size=self._val_batch_size, interpolation=self.data_config['interpolation'],
             crop_pct=self.data_config['crop_pct'], crop_mode=self.data_config['crop_mode'], **common)
@@ -430,7 +452,7 @@ class Run:
                 batch, averages = ours.get('next_batch', 0), progress.get('averages')
                 for name, value in (('num_batches', self.num_batches), ('world_size', args.world_size)):
                     if batch and progress.get(name, value) != value:
-                        raise ValueError(
+                        raise UsageError(
                             f'Expected to go on in the middle of an epoch with a {name} of {progress[name]}, as in '
                             f'{checkpoint}, but got {value}: keep --batch-size and the number of processes, or resume '
                             'last.pth.tar.')
@@ -453,7 +475,7 @@ class Run:
             lists['classes.txt'] = ''.join(f'{name}\n' for name in self.class_names)
         try:
             for name, text in lists.items():
-                with written_whole(self.folder / name) as temporary:
+                with atomic_write(self.folder / name) as temporary:
                     temporary.write_text(text, encoding='utf-8')
         except OSError as error:
             raise OSError(f'Expected a folder to write to for --output, but got {self.folder}: {error}') from error

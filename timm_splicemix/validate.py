@@ -31,48 +31,59 @@ from .args import (
     add_timm_validate_args,
     add_validate_args,
     command,
-    dataset_kwargs,
     map_validation_defaults,
-    model_options,
     parse_with_config,
     refuse_in_validation,
 )
-from .building import check_image_mode
-from .data import MultiLabelDataset, WdsDataset, create_dataset, create_loader, is_training_split
-from .data.hfds import ReaderHfdsMultiLabel
-from .engine import AccuracyMeter, Step, evaluate
-from .export import export_model
-from .inference import (
-    AveragingMeter,
-    ChosenOutputs,
-    FlipAverage,
-    NamingMeter,
-    load_model,
-    match_classes,
-    set_image_size,
+from .data import (
+    MultiLabelDataset,
+    WdsDataset,
+    create_dataset,
+    create_loader,
+    is_training_split,
 )
+from .data.readers.hfds import ReaderHfdsMultiLabel
+from .draw import draw_sizes
+from .errors import UsageError
+from .files import atomic_write, write_csv, write_json
 from .loss import binary_cross_entropy, union_cross_entropy
-from .machine import describe_machine, precision, set_seed, set_up_device
-from .metrics import PRESETS, Preset
+from .metrics import (
+    PRESETS,
+    AccuracyMeter,
+    AveragingMeter,
+    NamingMeter,
+    Preset,
+    Thresholds,
+    describe_tuning,
+    parse_thresholds,
+    save_thresholds,
+    tune_thresholds,
+)
 from .models import is_max_pooled
-from .report import written_whole
 from .results import (
     RESULTS,
     Scores,
     class_rows,
-    compare_results,
-    draw_sizes,
     flat_row,
     format_classes,
-    format_comparison,
     format_result,
     format_sizes,
     read_results,
-    write_json,
     write_result,
-    write_rows,
 )
-from .thresholds import Thresholds, describe_tuning, parse_thresholds, save_thresholds, tune_thresholds
+from .run.compare import compare_results, format_comparison
+from .run.engine import Step
+from .run.evaluate import evaluate
+from .run.export import export_model
+from .run.factory import check_image_mode, dataset_kwargs
+from .run.load import load_model, model_options, set_image_size
+from .run.machine import (
+    describe_machine,
+    precision,
+    set_seed,
+    set_up_device,
+)
+from .run.predictor import ChosenOutputs, FlipAverage, match_classes
 
 _logger = logging.getLogger(__name__)
 
@@ -120,7 +131,7 @@ def compare(args: argparse.Namespace) -> None:
     if args.output:
         folder = Path(args.output)
         write_json(comparison, folder / 'compare.json')
-        write_rows([{'name': row['name'], 'model': row['model'], **row['metrics']} for row in comparison['results']],
+        write_csv([{'name': row['name'], 'model': row['model'], **row['metrics']} for row in comparison['results']],
                    folder / 'compare.csv')
         if all(curves.values()):
             draw_sizes(curves, folder / 'sizes.png', 'mAP' if 'mAP' in curves[results[0].name][0] else 'top1')
@@ -142,7 +153,7 @@ class Validation:
         self.is_primary = args.rank == 0
         self.wants_data = bool(args.dataset or args.data_dir)
         if not self.wants_data and not args.export:
-            raise ValueError('Expected a data set (--dataset, --data-dir), --export or --compare, but got none.')
+            raise UsageError('Expected a data set (--dataset, --data-dir), --export or --compare, but got none.')
         set_seed(args.seed)
 
         # Model
@@ -154,14 +165,14 @@ class Validation:
             use_test_size=not args.use_train_size and not args.eval_sizes, **build)
         self.input_size = tuple(self.info.data_config['input_size'])
         if args.eval_sizes and self.input_size[1] != self.input_size[2]:
-            raise ValueError(f'Expected a model of square images for --eval-sizes, but got {self.input_size[1:]}.')
+            raise UsageError(f'Expected a model of square images for --eval-sizes, but got {self.input_size[1:]}.')
         self.name = Path(args.checkpoint).name if args.checkpoint else self.info.model_name
         self.param_count = sum(parameter.numel() for parameter in self.model.parameters())
         _logger.info(
             f'{self.info.model_name}, {self.param_count / 1e6:.1f} million parameters, '
             f'{self.model.num_classes} classes, images of {" x ".join(map(str, self.input_size))}.')
         if args.export == 'safetensors' and (args.reparam or args.test_pool):
-            raise ValueError(
+            raise UsageError(
                 'Expected --export safetensors without --reparam and --test-pool, but got one of them: weights alone '
                 'can not say so; use --export onnx or torchscript.')
         if args.reparam:
@@ -197,10 +208,10 @@ class Validation:
             _logger.info('\n' + format_classes(rows))
         folder = self._folder()
         write_result(result, folder, scores, rows)
-        with written_whole(folder / 'environment.yaml') as temporary:
+        with atomic_write(folder / 'environment.yaml') as temporary:
             temporary.write_text(yaml.safe_dump(describe_machine(__version__), sort_keys=False), encoding='utf-8')
         if args.eval_sizes:
-            write_rows(result['sizes'], folder / 'sizes.csv')
+            write_csv(result['sizes'], folder / 'sizes.csv')
             metric = 'mAP' if self.multi_label else 'top1'
             draw_sizes({self.info.model_name: result['sizes']}, folder / 'sizes.png', metric)
             _logger.info('\n' + format_sizes(result['sizes'], metric))
@@ -208,7 +219,7 @@ class Validation:
             if args.results_format == 'json':
                 write_json(result, args.results_file)
             else:
-                write_rows([flat_row(result)], args.results_file)
+                write_csv([flat_row(result)], args.results_file)
         if self.multi_label:
             _logger.info(f'\nMetrics     {result["definitions"]}')
         _logger.info(f'{result["num_images"]:,} images of {args.dataset or args.data_dir} {args.split}')
@@ -217,14 +228,14 @@ class Validation:
 
     def _pool_at_test(self) -> None:
         if is_max_pooled(self.model, self.input_size):
-            raise ValueError('Expected --test-pool with average pooling, but got a model with the maximum.')
+            raise UsageError('Expected --test-pool with average pooling, but got a model with the maximum.')
         num_classes = self.model.num_classes
         try:
             self.model, changed = apply_test_time_pool(self.model, self.info.data_config)
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:
-            raise ValueError(f'Expected a model that --test-pool knows, but got {self.info.model_name}.') from error
+            raise UsageError(f'Expected a model that --test-pool knows, but got {self.info.model_name}.') from error
         if not changed:
-            raise ValueError(
+            raise UsageError(
                 f'Expected images larger than those of pre-training for --test-pool, but got {self.input_size[1]} x '
                 f'{self.input_size[2]}.')
         self.model.num_classes = num_classes
@@ -245,9 +256,9 @@ class Validation:
         self.outputs = order if outputs is None else outputs
         self.class_names = tuple(class_names or self.info.class_names or map(str, range(number)))
         if not self.multi_label and args.thresholds is not None:
-            raise ValueError('Expected a multi-label data set for --thresholds, but got one with a class per image.')
+            raise UsageError('Expected a multi-label data set for --thresholds, but got one with a class per image.')
         if self.multi_label and args.metrics_avg:
-            raise ValueError(
+            raise UsageError(
                 f'Expected a data set with a class per image for --metrics-avg {args.metrics_avg}, but got a '
                 'multi-label one: CP, CR, CF1 are its means over classes, OP, OR, OF1 those over all labels.')
         self.tuned_on = self.tune_set = None
@@ -271,7 +282,7 @@ class Validation:
         is_training = is_training_split(split)
         splits = (args.split, args.tune_split or '')
         if args.train_ann and not any(map(is_training_split, splits)):
-            raise ValueError(f"Expected --val-ann for split '{args.split}', but got --train-ann {args.train_ann}.")
+            raise UsageError(f"Expected --val-ann for split '{args.split}', but got --train-ann {args.train_ann}.")
         channels = self.input_size[0]
         options: dict[str, Any] = {'input_img_mode': args.input_img_mode or ('L' if channels == 1 else 'RGB')}
         check_image_mode(options['input_img_mode'], channels)
@@ -363,7 +374,7 @@ class Validation:
                 if not is_out_of_memory(error):
                     raise
                 if not self.args.retry or not smaller or self.args.distributed:
-                    raise ValueError(
+                    raise UsageError(
                         f'Expected memory for batches of {batch_size}, but it ran out: lower --batch-size, or use '
                         '--retry with one process.') from error
             if self.device.type == 'cuda':
@@ -422,7 +433,7 @@ class Validation:
                     model = torch.jit.script(model)
             except Exception as error:  # torch's compiler has errors of many kinds
                 reason = str(error).strip().splitlines()[0]
-                raise ValueError(
+                raise UsageError(
                     f'Expected a model that TorchScript takes, but got {self.info.model_name}: {reason}; use '
                     '--torchcompile.') from error
         elif args.torchcompile:
@@ -487,11 +498,11 @@ def read_valid_labels(path: str, num_outputs: int) -> list[int]:
     try:
         numbers = [int(line) for line in Path(path).read_text(encoding='utf-8').split()]
     except (OSError, ValueError) as error:
-        raise ValueError(f'Expected a file of numbers for --valid-labels, but got {path}: {error}') from error
+        raise UsageError(f'Expected a file of numbers for --valid-labels, but got {path}: {error}') from error
     bad = [number for number in numbers if not 0 <= number < num_outputs]
     if bad or not numbers:
         what = f'{bad[0]} in {path}' if bad else f'none in {path}'
-        raise ValueError(f'Expected numbers of outputs from 0 to {num_outputs - 1} for --valid-labels, but got {what}.')
+        raise UsageError(f'Expected numbers of outputs from 0 to {num_outputs - 1} for --valid-labels, but got {what}.')
     return numbers
 
 
@@ -512,7 +523,7 @@ def check_apart(
     shared = len(_places(tuned) & _places(evaluated))
     if shared or tune_split == split:
         what = f'{shared:,} images of both' if shared else f"'{split}' for both"
-        raise ValueError(
+        raise UsageError(
             f"Expected --tune-split with other images than --split '{split}', but got {what}: thresholds look better "
             'than they are on the images that they were tuned on.')
 

@@ -26,10 +26,20 @@ from typing import Any, Optional, Sequence, Union
 import torch
 
 from ..args import command
+from ..draw import load_pyplot, save_figure
+from ..errors import UsageError
+from ..files import write_csv
 from ..metrics import average_precision
-from ..report import load_pyplot, save_figure
-from ..results import Scores, write_rows
-from .common import COLORS, Evaluation, create_parser, format_table, mean, output_folder, read_evaluations
+from ..results import Scores
+from .common import (
+    COLORS,
+    Evaluation,
+    create_parser,
+    format_table,
+    mean,
+    output_folder,
+    read_evaluations,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -203,7 +213,7 @@ def read_annotations(files: Sequence[str]) -> Annotations:
             for entry in content['annotations']:
                 labels[names[entry['category_id']]].add(numbers[entry['image_id']])
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f'Expected annotations in COCO format for --context, but got {file}: {error!r}') from error
+            raise UsageError(f'Expected annotations in COCO format for --context, but got {file}: {error!r}') from error
         images.update(numbers.values())
     return Annotations(images, labels)
 
@@ -218,12 +228,12 @@ def create_context(scores: Scores, annotations: Optional[Annotations] = None) ->
     if annotations is None:
         return Context(scores.class_names, scores.targets)
     if not scores.filenames:
-        raise ValueError('Expected scores that name their images for --context, but got some without.')
+        raise UsageError('Expected scores that name their images for --context, but got some without.')
     labels = annotations.labels
     rows = [_number(name) for name in scores.filenames]
     lacking = [name for name, row in zip(scores.filenames, rows) if row not in annotations.images]
     if lacking:
-        raise ValueError(
+        raise UsageError(
             f'Expected all {len(rows):,} images of the results in the annotations of --context, but got '
             f'{len(lacking):,} that are not there, such as {lacking[0]}: give the files of all their splits.')
     # COCO-Stuff calls all pixels of objects 'other'.
@@ -236,7 +246,7 @@ def _number(file_name: str) -> int:
     """The number that the name of a file of COCO ends in, which is the same in all years."""
     match = re.search(r'(\d+)$', Path(file_name).stem)
     if match is None:
-        raise ValueError(f'Expected a file name that ends in a number, such as 000000000042.jpg, but got {file_name}.')
+        raise UsageError(f'Expected a file name that ends in a number, such as 000000000042.jpg, but got {file_name}.')
     return int(match[1])
 
 
@@ -253,13 +263,13 @@ def read_pairs(path: str) -> list[Pair]:
             pairs = [
                 Pair(row['class'], row['context'], float(row.get('bias') or math.nan)) for row in csv.DictReader(file)]
     except (OSError, KeyError, ValueError, csv.Error) as error:
-        raise ValueError(
+        raise UsageError(
             f"Expected a CSV file with columns 'class' and 'context' for --pairs, but got {path}: {error!r}") from error
     names = [pair.name for pair in pairs]
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None or not pairs:
         what = f"'{double}' twice" if pairs else 'none'
-        raise ValueError(f'Expected pairs with a class of their own for --pairs, but got {what} in {path}.')
+        raise UsageError(f'Expected pairs with a class of their own for --pairs, but got {what} in {path}.')
     return pairs
 
 
@@ -274,7 +284,7 @@ def check_pairs(pairs: Sequence[Pair], scores: Scores, context: Context) -> None
     for pair in pairs:
         for name, there in ((pair.name, scores.class_names), (pair.context, context.names)):
             if name not in there:
-                raise ValueError(
+                raise UsageError(
                     f"Expected pairs of the {len(there)} classes that are known, but got '{name}' in "
                     f'{pair.name} - {pair.context}: give annotations that have it (--context), or other pairs.')
 
@@ -370,18 +380,18 @@ def _find(args: argparse.Namespace, first: Evaluation, annotations: Optional[Ann
     if args.pairs_from:
         source, = read_evaluations([args.pairs_from])
         if source.need_scores().class_names != first.scores.class_names:
-            raise ValueError(
+            raise UsageError(
                 f'Expected the classes of the results in --pairs-from, but got others in {source.folder}.')
     classes = None
     if args.classes:
         classes = [line.strip() for line in Path(args.classes).read_text(encoding='utf-8').splitlines() if line.strip()]
         unknown = next((name for name in classes if name not in source.scores.class_names), None)
         if unknown is not None:
-            raise ValueError(f"Expected classes of the results in {args.classes}, but got '{unknown}'.")
+            raise UsageError(f"Expected classes of the results in {args.classes}, but got '{unknown}'.")
     context = create_context(source.scores, annotations)
     pairs = find_pairs(source.scores, context, args.number, args.min_part, classes)
     if not pairs:
-        raise ValueError(
+        raise UsageError(
             f'Expected a class with another one in at least {args.min_part:.0%} of its images, but got none: lower '
             '--min-part.')
     if source.scores.filenames == first.scores.filenames and source.content['split'] == first.content['split']:
@@ -410,8 +420,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         print(f'Left out of the means, as one distribution has no image of them: {", ".join(left_out)}.\n')
     print(f'mAP in %, means over {len(rows) - len(left_out)} pairs\n\n{format_table(summary)}')
     folder = output_folder(args.output, NAME)
-    write_rows(rows, folder / f'{NAME}_pairs.csv')
-    write_rows(summary, folder / f'{NAME}.csv')
+    write_csv(rows, folder / f'{NAME}_pairs.csv')
+    write_csv(summary, folder / f'{NAME}.csv')
     draw_bias(rows, summary, folder / f'{NAME}.png')
     print(f'\nWritten to {folder}.')
 

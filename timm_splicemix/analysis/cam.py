@@ -23,10 +23,18 @@ from torch import nn
 
 from ..args import command
 from ..data import create_transform, decode_image
+from ..draw import load_pyplot, save_figure
+from ..errors import UsageError
+from ..files import write_csv
 from ..models import FeatureMap
-from ..models.feature_map import REFUSALS, HeadProbe, NoFeatureMap, model_name, probing, run_features
-from ..report import load_pyplot, save_figure
-from ..results import write_rows
+from ..models.feature_map import (
+    REFUSALS,
+    HeadProbe,
+    NoFeatureMap,
+    model_name,
+    probing,
+    run_features,
+)
 from .checkpoints import Checkpoint, load_checkpoints
 from .common import create_parser, format_table, output_folder
 
@@ -69,7 +77,7 @@ class PositionHead:
             try:
                 feature_map, features = run_features(model, input_size)
             except NoFeatureMap as error:
-                raise ValueError(
+                raise UsageError(
                     f'Expected a model with one feature map to draw, but got {model_name(model)}: {error.reason}.'
                 ) from error
             try:
@@ -77,15 +85,15 @@ class PositionHead:
                 head = cls(model, feature_map, not probe.sees_maps_alone())
                 logits = head(features)
             except REFUSALS as error:
-                raise ValueError(
+                raise UsageError(
                     'Expected a head that takes single positions of the feature map, but got that of '
                     f'{model_name(model)}: {str(error).splitlines()[0] if str(error) else error!r}') from error
         if feature_map.num_prefix == 0 and head.replaces_prefix:
-            raise ValueError(
+            raise UsageError(
                 f'Expected a head that follows the feature map, but got that of {model_name(model)}, which gives '
                 'the same logits for all maps: its weights are 0, or not numbers.')
         if logits.shape[1] != model.num_classes:
-            raise ValueError(
+            raise UsageError(
                 f'Expected {model.num_classes} logits of each position, but got {logits.shape[1]} of '
                 f'{model_name(model)}.')
         return head
@@ -150,7 +158,7 @@ def find_class(checkpoint: Checkpoint, name: str) -> int:
     if name in checkpoint.class_names:
         return checkpoint.class_names.index(name)
     nearest = difflib.get_close_matches(name, checkpoint.class_names, n=3, cutoff=0.5) or checkpoint.class_names[:5]
-    raise ValueError(
+    raise UsageError(
         f"Expected classes of {checkpoint.name}, but got '{name}': there are {', '.join(nearest)} among its "
         f'{len(checkpoint.class_names)}.')
 
@@ -165,9 +173,9 @@ def read_image(path: Union[str, Path], channels: int) -> Any:
     try:
         return decode_image(Path(path).read_bytes(), 'pil', 'L' if channels == 1 else 'RGB')
     except OSError as error:
-        raise ValueError(f'Expected an image, but got {path}: {error.strerror or error}.') from error
+        raise UsageError(f'Expected an image, but got {path}: {error.strerror or error}.') from error
     except ValueError as error:
-        raise ValueError(f'Expected an image, but got {path}, which can not be read: {error}') from error
+        raise UsageError(f'Expected an image, but got {path}, which can not be read: {error}') from error
 
 
 def look(
@@ -201,7 +209,7 @@ def look(
             index = find_class(checkpoint, name)
             heat = maps[0, index]
             if not heat.isfinite().all():
-                raise ValueError(f'Expected maps that are numbers, but got others of {checkpoint.name} for {file}.')
+                raise UsageError(f'Expected maps that are numbers, but got others of {checkpoint.name} for {file}.')
             top, left = divmod(int(heat.argmax()), heat.shape[1])
             rows.append({
                 'image': str(file), 'class': name, 'checkpoint': checkpoint.name,
@@ -266,7 +274,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
     images, classes = (list(dict.fromkeys(names)) for names in (args.images, args.classes))
     if len(images) * len(classes) > MOST_ROWS:
-        raise ValueError(
+        raise UsageError(
             f'Expected at most {MOST_ROWS} maps of each checkpoint, but got {len(images)} images of {len(classes)} '
             'classes: choose fewer.')
     checkpoints = load_checkpoints(args.paths, args.names, args.model, args.use_ema)
@@ -279,7 +287,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     print(format_table(rows))
     print('\nmean, highest: of the map, in logits; x, y: where it is highest, in parts of the image')
     folder = output_folder(args.output, NAME)
-    write_rows(rows, folder / f'{NAME}.csv')
+    write_csv(rows, folder / f'{NAME}.csv')
     figure = draw_maps({name: cards for name, (_, cards) in found.items()})
     if figure is not None:
         save_figure(figure, folder / f'{NAME}.png')

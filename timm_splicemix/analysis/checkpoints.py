@@ -5,8 +5,14 @@ from typing import Optional, Sequence, Union
 
 from torch import nn
 
-from ..checkpoint import BEST, LAST, CheckpointInfo, find_checkpoint
-from ..inference import load_model
+from ..errors import UsageError
+from ..run.checkpoint import (
+    BEST,
+    LAST,
+    CheckpointInfo,
+    find_checkpoint,
+)
+from ..run.load import load_model
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ def short_names(paths: Sequence[Union[str, Path]]) -> list[str]:
     parts = [Path(path).resolve().parts for path in paths]
     if len(set(parts)) < len(parts):
         twice = next(path for path, part in zip(paths, parts) if parts.count(part) > 1)
-        raise ValueError(f'Expected different paths to compare, but got {twice} twice.')
+        raise UsageError(f'Expected different paths to compare, but got {twice} twice.')
     lengths = range(1, max(map(len, parts)) + 1)
     candidates = (['/'.join(part[-length:]) for part in parts] for length in lengths)
     return next(names for names in candidates if len(set(names)) == len(names))
@@ -62,7 +68,7 @@ def load_checkpoints(
     telling = [file.parent for file in files] if {file.name for file in files} in ({BEST}, {LAST}) else files
     own = short_names(telling)
     if names is not None and not len(names) == len(set(names)) == len(own):
-        raise ValueError(f'Expected {len(own)} different --names, one for each, but got {" ".join(names)}.')
+        raise UsageError(f'Expected {len(own)} different --names, one for each, but got {" ".join(names)}.')
     for file, name in zip(files, names or own):
         model, info = load_model(file, model_name=model_name, use_ema=use_ema)
         classes = tuple(info.class_names or map(str, range(model.num_classes)))

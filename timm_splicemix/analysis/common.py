@@ -8,8 +8,9 @@ from typing import Any, Optional, Sequence, Union
 import yaml
 
 from ..args import CommandParser
+from ..errors import UsageError
 from ..results import CLASSES, Scores, read_results
-from ..tracking import read_summary
+from ..run.tracking import read_summary
 
 COLORS = ('#1a73e8', '#d93025', '#188038', '#f9ab00', '#9334e6', '#12b5cb', '#e8710a', '#5f6368')
 
@@ -73,15 +74,15 @@ class Evaluation:
             with open(path, newline='', encoding='utf-8') as file:
                 values = {row['class']: float(row['AP']) for row in csv.DictReader(file)}
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f'Expected the AP of classes that validate.py wrote, but got {path}: {error!r}') from error
+            raise UsageError(f'Expected the AP of classes that validate.py wrote, but got {path}: {error!r}') from error
         if not values:
-            raise ValueError(f'Expected the AP of classes that validate.py wrote, but got {path}, which has none.')
+            raise UsageError(f'Expected the AP of classes that validate.py wrote, but got {path}, which has none.')
         return values
 
     def need_scores(self) -> Scores:
         """The scores, or an error that says what to do."""
         if self.scores is None:
-            raise ValueError(
+            raise UsageError(
                 f'Expected scores.npz beside results.json, but got none in {self.folder}: evaluate a multi-label data '
                 'set with validate.py.')
         return self.scores
@@ -123,16 +124,16 @@ class Run:
         """
         if name not in self.rows[0]:
             there = ', '.join(other for other in self.rows[0] if other and other not in ('epoch', 'lr'))
-            raise ValueError(
+            raise UsageError(
                 f"Expected a column '{name}' in {self.folder / 'summary.csv'}, but got {there or 'none'}.")
         try:
             values = {int(row['epoch']): float(row[name]) for row in self.rows if row[name]}
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
+            raise UsageError(
                 f"Expected numbers by epoch in {self.folder / 'summary.csv'}, but got {error!r}.") from error
         values = {epoch: value for epoch, value in values.items() if math.isfinite(value)}
         if not values:
-            raise ValueError(
+            raise UsageError(
                 f"Expected an epoch with a number in column '{name}', but got none in {self.folder / 'summary.csv'}.")
         return values
 
@@ -142,9 +143,9 @@ class Run:
         try:
             settings = yaml.safe_load(path.read_text(encoding='utf-8'))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ValueError(f'Expected args.yaml of a run of train.py, but got {path}: {error}') from error
+            raise UsageError(f'Expected args.yaml of a run of train.py, but got {path}: {error}') from error
         if not isinstance(settings, dict):
-            raise ValueError(f"Expected lines 'flag: value' in {path}, but got {type(settings).__name__}.")
+            raise UsageError(f"Expected lines 'flag: value' in {path}, but got {type(settings).__name__}.")
         return settings
 
 
@@ -162,10 +163,10 @@ def read_runs(paths: Sequence[Union[str, Path]], names: Optional[Sequence[str]] 
         try:
             rows = read_summary(folder / 'summary.csv')
         except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f'Expected a summary of train.py, but got {folder / "summary.csv"}: {error}') from error
+            raise UsageError(f'Expected a summary of train.py, but got {folder / "summary.csv"}: {error}') from error
         if not rows:
             what = 'which has no epoch' if folder.is_dir() else 'which does not exist'
-            raise ValueError(f'Expected the folder of a run of train.py, with summary.csv, but got {folder}, {what}.')
+            raise UsageError(f'Expected the folder of a run of train.py, with summary.csv, but got {folder}, {what}.')
         runs.append(Run(name, folder, rows))
     return runs
 
@@ -177,14 +178,14 @@ def _short_names(folders: Sequence[Path]) -> list[str]:
         names = ['/'.join(part[-length:]) for part in parts]
         if len(set(names)) == len(names):
             return names
-    raise ValueError('Expected different runs, but got one twice.')
+    raise UsageError('Expected different runs, but got one twice.')
 
 
 def _check_names(names: Optional[Sequence[str]], own: Sequence[str]) -> Sequence[str]:
     if names is None:
         return own
     if len(names) != len(own) or len(set(names)) != len(names):
-        raise ValueError(f'Expected {len(own)} different --names, one for each, but got {" ".join(names)}.')
+        raise UsageError(f'Expected {len(own)} different --names, one for each, but got {" ".join(names)}.')
     return names
 
 

@@ -12,9 +12,16 @@ from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 from ..args import command
-from ..report import load_pyplot, save_figure
-from ..results import write_rows
-from .common import COLORS, Run, create_parser, format_table, output_folder, read_runs
+from ..draw import load_pyplot, save_figure
+from ..files import write_csv
+from .common import (
+    COLORS,
+    Run,
+    create_parser,
+    format_table,
+    output_folder,
+    read_runs,
+)
 
 NAME = 'convergence'
 
@@ -89,7 +96,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     rows = convergence_rows(runs, metric, args.loss)
     print(format_table(rows, precise=[f'lowest {args.loss}', f'last {args.loss}']))
     folder = output_folder(args.output, NAME)
-    write_rows(rows, folder / f'{NAME}.csv')
+    write_csv(rows, folder / f'{NAME}.csv')
     draw_convergence(runs, metric, args.loss, folder / f'{NAME}.png')
     print(f'\nWritten to {folder}.')
 

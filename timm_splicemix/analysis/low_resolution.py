@@ -12,8 +12,16 @@ import math
 from typing import Any, Optional, Sequence
 
 from ..args import command
-from ..results import draw_sizes, write_rows
-from .common import Evaluation, create_parser, format_table, output_folder, read_evaluations
+from ..draw import draw_sizes
+from ..errors import UsageError
+from ..files import write_csv
+from .common import (
+    Evaluation,
+    create_parser,
+    format_table,
+    output_folder,
+    read_evaluations,
+)
 
 NAME = 'low_resolution'
 
@@ -38,13 +46,13 @@ def read_curves(
     for evaluation in evaluations:
         sizes = evaluation.content.get('sizes')
         if not sizes:
-            raise ValueError(
+            raise UsageError(
                 f'Expected results of several sizes, but got {evaluation.folder} with one: evaluate it with '
                 'validate.py --eval-sizes.')
         metric = metric or ('mAP' if 'mAP' in sizes[0] else 'top1')
         if any(metric not in row for row in sizes):
             there = ', '.join(name for name in sizes[0] if name not in ('size', 'trained'))
-            raise ValueError(f"Expected a metric of {evaluation.folder} ({there}), but got '{metric}'.")
+            raise UsageError(f"Expected a metric of {evaluation.folder} ({there}), but got '{metric}'.")
         curves[evaluation.name] = [{
             'size': row['size'], 'trained': row['trained'],
             metric: math.nan if row[metric] is None else float(row[metric]),  # JSON has no NaN
@@ -83,7 +91,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     rows = size_rows(curves, metric)
     print(f'{metric} in %, * size of training\n\n{format_table(rows, signed=[f"{name} change" for name in curves])}')
     folder = output_folder(args.output, NAME)
-    write_rows([{**row, 'size': row['size'].split()[0]} for row in rows], folder / f'{NAME}.csv')
+    write_csv([{**row, 'size': row['size'].split()[0]} for row in rows], folder / f'{NAME}.csv')
     draw_sizes(curves, folder / f'{NAME}.png', metric)
     print(f'\nWritten to {folder}.')
 

@@ -8,6 +8,7 @@ from typing import Any, Optional, Sequence, Union
 
 from PIL import Image
 
+from ..errors import UsageError
 from .common import COLORS
 
 MOST_PIXELS = 1600  # width of a picture; wider ones are made smaller
@@ -123,7 +124,7 @@ def render_picture(path: Union[str, Path], caption: str) -> str:
                 smaller.resize(size, Image.Resampling.LANCZOS).save(buffer, kind, quality=88)
                 content = buffer.getvalue()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f'Expected a picture, but got {path}, which can not be read: {error}') from error
+        raise UsageError(f'Expected a picture, but got {path}, which can not be read: {error}') from error
     data = base64.b64encode(content).decode()
     return (
         f'<figure><div class="scroll"><img src="data:{Image.MIME[kind]};base64,{data}" width="{size[0]}" '

@@ -15,9 +15,18 @@ from typing import Any, Optional, Sequence, Union
 
 from ..args import command
 from ..data import MultiLabelDataset, create_dataset
-from ..report import load_pyplot, save_figure
-from ..results import write_rows
-from .common import COLORS, Evaluation, create_parser, format_table, mean, output_folder, read_evaluations
+from ..draw import load_pyplot, save_figure
+from ..errors import UsageError
+from ..files import write_csv
+from .common import (
+    COLORS,
+    Evaluation,
+    create_parser,
+    format_table,
+    mean,
+    output_folder,
+    read_evaluations,
+)
 
 NAME = 'small_objects'
 
@@ -66,14 +75,14 @@ def gain_rows(evaluations: Sequence[Evaluation], areas: dict[str, float], number
     precisions = [evaluation.class_ap() for evaluation in evaluations]
     unknown = [name for name in precisions[0] if name not in areas]
     if unknown:
-        raise ValueError(
+        raise UsageError(
             f"Expected a data set with the classes of the results, but got one without '{unknown[0]}': name that of "
             'the results (--dataset, --data-dir).')
     if any(values.keys() != precisions[0].keys() for values in precisions):
-        raise ValueError('Expected results of the same classes, but got others: evaluate all on the same data set.')
+        raise UsageError('Expected results of the same classes, but got others: evaluate all on the same data set.')
     known = [name for name in precisions[0] if not math.isnan(areas[name] + sum(values[name] for values in precisions))]
     if len(known) < 2:
-        raise ValueError(f'Expected at least two classes with objects and positives, but got {len(known)}.')
+        raise UsageError(f'Expected at least two classes with objects and positives, but got {len(known)}.')
     known.sort(key=areas.get)
     number = min(number, len(known) // 2)
     rows = []
@@ -144,7 +153,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     name, split = args.dataset or content['dataset'], args.split or content['split']
     dataset = create_dataset(name, args.data_dir, split, annotations=args.annotations, images_must_exist=False)
     if not hasattr(getattr(dataset, 'reader', None), 'object_areas'):
-        raise ValueError(
+        raise UsageError(
             f"Expected a data set that says how large objects are (coco, shapes), but got '{name}': name the same "
             'images in COCO format (--dataset coco --annotations FILE).')
     rows = gain_rows(evaluations, mean_areas(dataset), args.number)
@@ -154,7 +163,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     others = [evaluation.name for evaluation in evaluations[1:]]
     print(format_table(table, signed=[f'{other} gain' for other in others]))
     folder = output_folder(args.output, NAME)
-    write_rows([*rows, *means], folder / f'{NAME}.csv')
+    write_csv([*rows, *means], folder / f'{NAME}.csv')
     draw_gains(rows, others, folder / f'{NAME}.png')
     print(f'\nWritten to {folder}.')
 

@@ -18,10 +18,18 @@ from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 from ..args import command, splicemix_kwargs
+from ..draw import load_pyplot, save_figure
+from ..errors import UsageError
+from ..files import write_csv
 from ..mix import SpliceMix, parse_grids
-from ..report import load_pyplot, save_figure
-from ..results import write_rows
-from .common import COLORS, Run, create_parser, format_table, output_folder, read_runs
+from .common import (
+    COLORS,
+    Run,
+    create_parser,
+    format_table,
+    output_folder,
+    read_runs,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -75,7 +83,7 @@ def count_mixed(settings: dict[str, Any]) -> Union[int, float]:
         mixer = SpliceMix(**{**splicemix_kwargs(argparse.Namespace(**settings)), 'prob': 1.})
         size = int(settings['batch_size'])
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f'Expected all flags of SpliceMix in args.yaml, but got one without: {error}') from error
+        raise UsageError(f'Expected all flags of SpliceMix in args.yaml, but got one without: {error}') from error
     numbers = []
     for step in range(_STEPS):
         mixer.set_step(0, step)
@@ -99,7 +107,7 @@ def check_same_settings(runs: Sequence[Run], settings: Sequence[dict[str, Any]],
             first, flags = some[0]
             for name in sorted({*own, *flags} - free):
                 if name.startswith('splicemix_') == of_splicemix and own.get(name) != flags.get(name):
-                    raise ValueError(
+                    raise UsageError(
                         f'Expected runs that differ in grids, number of mixed images and seed, but got {name} '
                         f'{flags.get(name)} in {first.folder} and {own.get(name)} in {run.folder}: leave some out, or '
                         f'let it differ (--ignore {name}).')
@@ -132,7 +140,7 @@ def sweep_rows(
         group = groups.setdefault((describe_grids(own), count_mixed(own)), {})
         seed = own.get('seed')
         if seed in group:
-            raise ValueError(
+            raise UsageError(
                 f'Expected runs of different seeds, but got two of seed {seed} with {describe_grids(own)} and '
                 f'{count_mixed(own):g} mixed images, the second in {run.folder}.')
         group[seed] = max(values.values()) if epoch == 'best' else values[max(values)]
@@ -193,7 +201,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     rows = sweep_rows(runs, settings, args.metric, args.epoch)
     print(format_table(rows, signed=['gain']))
     folder = output_folder(args.output, NAME)
-    write_rows(rows, folder / f'{NAME}.csv')
+    write_csv(rows, folder / f'{NAME}.csv')
     draw_sweep(rows, args.metric, folder / f'{NAME}.png')
     print(f'\nWritten to {folder}.')
 

@@ -21,9 +21,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..args import command
+from ..draw import load_pyplot, save_figure
+from ..errors import UsageError
+from ..files import write_csv
 from ..models import classifier_parameters
-from ..report import load_pyplot, save_figure
-from ..results import write_rows
 from .checkpoints import load_checkpoints
 from .common import create_parser, format_table, output_folder
 
@@ -60,18 +61,18 @@ def read_groups(path: Union[str, Path]) -> dict[str, str]:
     try:
         text = path.read_text(encoding='utf-8-sig')
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f'Expected a file of super-categories, but got {path}: {error}') from error
+        raise UsageError(f'Expected a file of super-categories, but got {path}: {error}') from error
     if path.suffix.lower() != '.json':
         rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if any(row)]
         bad = next((row for row in rows if len(row) != 2), None)
         if not rows or bad is not None:
             got = f"the row '{','.join(bad)}'" if bad else 'none'
-            raise ValueError(f'Expected rows of a class and its super-category in {path}, but got {got}.')
+            raise UsageError(f'Expected rows of a class and its super-category in {path}, but got {got}.')
         return dict(rows)
     try:
         return {category['name']: str(category['supercategory']) for category in json.loads(text)['categories']}
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise UsageError(
             f"Expected categories with 'name' and 'supercategory' in {path}, but got none: {error!r}") from error
 
 
@@ -87,7 +88,7 @@ def group_classes(class_names: Sequence[str], groups: Optional[dict[str, str]], 
         return ['all'] * len(class_names)
     missing = [name for name in class_names if name not in groups]
     if missing:
-        raise ValueError(
+        raise UsageError(
             f'Expected a super-category of each class in {path}, but got none of {len(missing)}, such as '
             f"'{missing[0]}'.")
     return [groups[name] for name in class_names]
@@ -106,7 +107,7 @@ def classifier_weights(model: nn.Module) -> torch.Tensor:
         parameter.detach().float().flatten(1) for parameter in classifier_parameters(model)
         if parameter.ndim >= 2 and len(parameter) == model.num_classes]
     if not weights:
-        raise ValueError(f'Expected a classifier with weights of each class, but got that of {type(model).__name__}.')
+        raise UsageError(f'Expected a classifier with weights of each class, but got that of {type(model).__name__}.')
     return torch.cat(weights, dim=1).cpu()
 
 
@@ -235,14 +236,14 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     for checkpoint in load_checkpoints(args.paths, args.names, args.model, args.use_ema):
         names = checkpoint.class_names
         if len(names) < 4:
-            raise ValueError(f'Expected at least 4 classes for t-SNE, but got {len(names)} in {checkpoint.name}.')
+            raise UsageError(f'Expected at least 4 classes for t-SNE, but got {len(names)} in {checkpoint.name}.')
         perplexity = min(10., (len(names) - 1) / 3) if args.perplexity is None else args.perplexity
         if not 1 <= perplexity < len(names):
-            raise ValueError(
+            raise UsageError(
                 f'Expected --perplexity from 1 to less than the {len(names)} classes, but got {perplexity:g}.')
         weights = classifier_weights(checkpoint.model)
         if not weights.isfinite().all():
-            raise ValueError(f'Expected weights that are numbers, but got others in {checkpoint.name}.')
+            raise UsageError(f'Expected weights that are numbers, but got others in {checkpoint.name}.')
         places = project(weights, perplexity, args.metric, args.seed)
         tables[checkpoint.name] = table_of(
             checkpoint.name, names, group_classes(names, groups, args.groups), weights, places)
@@ -253,7 +254,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         print(format_table(neighbour_rows(tables)))
         print('\nclasses whose nearest class, by the cosine of weights, is of their super-category')
     folder = output_folder(args.output, NAME)
-    write_rows([row for rows in tables.values() for row in rows], folder / f'{NAME}.csv')
+    write_csv([row for rows in tables.values() for row in rows], folder / f'{NAME}.csv')
     figure = draw_places(tables)
     if figure is not None:
         save_figure(figure, folder / f'{NAME}.png')

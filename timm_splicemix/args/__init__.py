@@ -1,9 +1,14 @@
-from .check import map_defaults, map_defaults_of_data, refuse_unsupported, uses_softmax
+from .check import (
+    map_defaults,
+    map_defaults_of_data,
+    refuse_unsupported,
+    uses_softmax,
+)
 from .command import CommandParser, command
 from .config import dump_args, parse_with_config, uses_config
-from .dataset import add_dataset_args, add_label_args, dataset_kwargs
-from .loss import add_loss_args, loss_kwargs
-from .mixer import add_mixer_args, create_mixer
+from .dataset import add_dataset_args, add_label_args
+from .loss import add_loss_args
+from .mixer import add_mixer_args
 from .splicemix import add_splicemix_args, splicemix_kwargs
 from .timm_train import add_timm_train_args
 from .timm_validate import add_timm_validate_args
@@ -14,7 +19,6 @@ from .validate import (
     add_validate_args,
     check_values,
     map_validation_defaults,
-    model_options,
     refuse_in_validation,
 )
 
@@ -33,14 +37,10 @@ __all__ = [
     'add_validate_args',
     'check_values',
     'command',
-    'create_mixer',
-    'dataset_kwargs',
     'dump_args',
-    'loss_kwargs',
     'map_defaults',
     'map_defaults_of_data',
     'map_validation_defaults',
-    'model_options',
     'parse_with_config',
     'refuse_in_validation',
     'refuse_unsupported',

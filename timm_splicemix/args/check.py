@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from ..optim import SCHEDULES
+from ..errors import UsageError
 
 _logger = logging.getLogger(__name__)
 
+SCHEDULES = ('cosine', 'tanh', 'step', 'multistep', 'plateau', 'poly', 'none')
 _NAFLEX = 'NaFlex batches hold sequences of patches, which can not be spliced'
 _SIZES = 'images of one batch after another would have other sizes, which can not be resumed exactly'
 _DISTILLATION = 'there is no teacher in this task; distil with timm, then fine-tune here'
@@ -119,57 +120,57 @@ def refuse_unsupported(args: argparse.Namespace, parser: argparse.ArgumentParser
     for name, reason in REFUSED.items():
         value = getattr(args, name)
         if value != parser.get_default(name):
-            raise ValueError(f'Expected no {_flag(name)}, but got {value}: {reason}.')
+            raise UsageError(f'Expected no {_flag(name)}, but got {value}: {reason}.')
     for names, lowest in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
         for name in names:
             value = getattr(args, name)
             if value is not None and value < lowest:
-                raise ValueError(f'Expected {_flag(name)} of at least {lowest}, but got {value}.')
+                raise UsageError(f'Expected {_flag(name)} of at least {lowest}, but got {value}.')
     for name in _ABOVE_ZERO:
         value = getattr(args, name)
         if value is not None and value <= 0:
-            raise ValueError(f'Expected {_flag(name)} above 0, but got {value}.')
+            raise UsageError(f'Expected {_flag(name)} above 0, but got {value}.')
     for name in _PROBABILITIES:
         value = getattr(args, name)
         if value is not None and not 0 <= value <= 1:
-            raise ValueError(f'Expected {_flag(name)} from 0 to 1, but got {value}.')
+            raise UsageError(f'Expected {_flag(name)} from 0 to 1, but got {value}.')
     for name, choices in _CHOICES.items():
         value = getattr(args, name)
         if value is not None and value not in choices:
             names = ', '.join(filter(None, choices))
-            raise ValueError(f"Expected {_flag(name)} to be one of {names}, but got '{value}'.")
+            raise UsageError(f"Expected {_flag(name)} to be one of {names}, but got '{value}'.")
     _check_data_set(args)
     _check_images(args)
     if args.lr_noise is not None and len(args.lr_noise) > 2:
-        raise ValueError(f'Expected one or two numbers for --lr-noise, but got {len(args.lr_noise)}.')
+        raise UsageError(f'Expected one or two numbers for --lr-noise, but got {len(args.lr_noise)}.')
     if args.amp and args.model_dtype not in (None, 'float32'):
-        raise ValueError(f'Expected --amp or --model-dtype {args.model_dtype}, but got both.')
+        raise UsageError(f'Expected --amp or --model-dtype {args.model_dtype}, but got both.')
     if args.model_dtype == 'float16':
-        raise ValueError(
+        raise UsageError(
             'Expected --model-dtype bfloat16 or float32, but got float16, whose updates vanish: use --amp.')
     if args.data and args.data_dir and args.data != args.data_dir:
-        raise ValueError(f'Expected one folder of data, but got {args.data} and --data-dir {args.data_dir}.')
+        raise UsageError(f'Expected one folder of data, but got {args.data} and --data-dir {args.data_dir}.')
     for name in ('initial_checkpoint', 'pretrained_path'):
         path = getattr(args, name)
         if path and not Path(path).is_file():
-            raise ValueError(f'Expected a file of weights for {_flag(name)}, but got {path}, which is none.')
+            raise UsageError(f'Expected a file of weights for {_flag(name)}, but got {path}, which is none.')
     if args.drop_connect is not None and args.drop_path is not None:
-        raise ValueError('Expected --drop-path or its old name --drop-connect, but got both.')
+        raise UsageError('Expected --drop-path or its old name --drop-connect, but got both.')
     for name, needed in _NEEDS.items():
         if getattr(args, name) != parser.get_default(name) and not any(getattr(args, other) for other in needed):
-            raise ValueError(f'Expected {" or ".join(map(_flag, needed))} with {_flag(name)}, but got none.')
+            raise UsageError(f'Expected {" or ".join(map(_flag, needed))} with {_flag(name)}, but got none.')
     if args.mixup_switch_prob != parser.get_default('mixup_switch_prob') and not (
             args.mixup and (args.cutmix or args.cutmix_minmax)):
-        raise ValueError('Expected --mixup and --cutmix with --mixup-switch-prob, but got one of them or none.')
+        raise UsageError('Expected --mixup and --cutmix with --mixup-switch-prob, but got one of them or none.')
     if args.torchcompile == 'eager' and args.grad_checkpointing:
-        raise ValueError('Expected another backend with --grad-checkpointing, but got --torchcompile eager.')
+        raise UsageError('Expected another backend with --grad-checkpointing, but got --torchcompile eager.')
     if args.cooldown_epochs and args.sched not in ('cosine', 'tanh', 'poly'):
-        raise ValueError(f'Expected --sched cosine, tanh or poly with --cooldown-epochs, but got {args.sched}.')
+        raise UsageError(f'Expected --sched cosine, tanh or poly with --cooldown-epochs, but got {args.sched}.')
     if args.torchcompile and args.torchcompile not in torch.compiler.list_backends(exclude_tags=()):
         names = ', '.join(torch.compiler.list_backends())
-        raise ValueError(f"Expected --torchcompile to be one of {names}, but got '{args.torchcompile}'.")
+        raise UsageError(f"Expected --torchcompile to be one of {names}, but got '{args.torchcompile}'.")
     if args.splicemix_batch == 'alternate' and args.grad_accum_steps > 1:
-        raise ValueError(
+        raise UsageError(
             f'Expected --grad-accum-steps 1 with --splicemix-batch alternate, but got {args.grad_accum_steps}: regular '
             'and mixed images have updates of their own.')
 
@@ -179,30 +180,30 @@ def _check_data_set(args: argparse.Namespace) -> None:
     for name, prefixes in _OF_DATA_SETS.items():
         if getattr(args, name) and not args.dataset.startswith(prefixes):
             names = ', '.join(f'{prefix}...' for prefix in prefixes)
-            raise ValueError(f"Expected {_flag(name)} with a data set among {names}, but got '{args.dataset}'.")
+            raise UsageError(f"Expected {_flag(name)} with a data set among {names}, but got '{args.dataset}'.")
     if args.dataset.startswith('torch/'):
         for name in _NOT_OF_TORCH:
             if getattr(args, name):
-                raise ValueError(f"Expected no {_flag(name)} with a data set of torchvision, but got '{args.dataset}'.")
+                raise UsageError(f"Expected no {_flag(name)} with a data set of torchvision, but got '{args.dataset}'.")
 
 
 def _check_images(args: argparse.Namespace) -> None:
     """Refuse sizes and statistics of images that contradict each other."""
     channels = args.input_size[0] if args.input_size else args.in_chans or 3
     if args.input_size and min(args.input_size) < 1:
-        raise ValueError(f'Expected --input-size of at least 1, but got {args.input_size}.')
+        raise UsageError(f'Expected --input-size of at least 1, but got {args.input_size}.')
     for name in ('mean', 'std'):
         values = getattr(args, name)
         if values is not None and len(values) not in (1, channels):
-            raise ValueError(f'Expected one number or {channels} for {_flag(name)}, but got {len(values)}.')
+            raise UsageError(f'Expected one number or {channels} for {_flag(name)}, but got {len(values)}.')
     for name in ('scale', 'ratio'):
         values = getattr(args, name)
         if values is not None and (len(values) != 2 or not 0 < values[0] <= values[1]):
-            raise ValueError(f'Expected two rising numbers above 0 for {_flag(name)}, but got {values}.')
+            raise UsageError(f'Expected two rising numbers above 0 for {_flag(name)}, but got {values}.')
     if args.aug_repeats != int(args.aug_repeats):
-        raise ValueError(f'Expected a whole number for --aug-repeats, but got {args.aug_repeats}.')
+        raise UsageError(f'Expected a whole number for --aug-repeats, but got {args.aug_repeats}.')
     if args.resplit and args.no_prefetcher:
-        raise ValueError('Expected --resplit without --no-prefetcher, but got both: single images have no halves.')
+        raise UsageError('Expected --resplit without --no-prefetcher, but got both: single images have no halves.')
 
 
 def map_defaults(args: argparse.Namespace, given: set[str]) -> None:
@@ -219,7 +220,7 @@ def map_defaults(args: argparse.Namespace, given: set[str]) -> None:
         args.drop_path = args.drop_connect
     if args.device.startswith('cuda') and not torch.cuda.is_available():
         if 'device' in given:
-            raise ValueError(f'Expected a GPU for --device {args.device}, but got none: use --device cpu.')
+            raise UsageError(f'Expected a GPU for --device {args.device}, but got none: use --device cpu.')
         args.device = 'cpu'
         _say('--device cpu, as there is no GPU')
     if args.amp and not args.device.startswith('cuda') and args.amp_dtype == 'float16' and 'amp_dtype' not in given:
@@ -238,7 +239,7 @@ def map_defaults_of_data(args: argparse.Namespace, given: set[str], multi_label:
     _check_loss(args, given, multi_label)
     if not multi_label:
         if args.eval_metric not in ('top1', 'top5', 'loss'):
-            raise ValueError(f"Expected --eval-metric top1, top5 or loss, but got '{args.eval_metric}'.")
+            raise UsageError(f"Expected --eval-metric top1, top5 or loss, but got '{args.eval_metric}'.")
         return
     if 'smoothing' not in given and args.smoothing:
         args.smoothing = 0.
@@ -248,7 +249,7 @@ def map_defaults_of_data(args: argparse.Namespace, given: set[str], multi_label:
         _say('--eval-metric mAP, as labels are multi-hot')
     names = ('mAP', *(f'{name}{suffix}' for suffix in ('', '_3') for name in ('CP', 'CR', 'CF1', 'OP', 'OR', 'OF1')))
     if args.eval_metric not in (*names, 'loss'):
-        raise ValueError(
+        raise UsageError(
             f"Expected --eval-metric to be one of {', '.join(names)} or loss, but got '{args.eval_metric}'.")
 
 
@@ -265,25 +266,25 @@ def uses_softmax(args: argparse.Namespace, multi_label: bool) -> bool:
 def _check_loss(args: argparse.Namespace, given: set[str], multi_label: bool) -> None:
     """Refuse flags of a loss that is not the one in use."""
     if not multi_label and args.loss not in ('', 'bce'):
-        raise ValueError(
+        raise UsageError(
             f'Expected a multi-label data set for --loss {args.loss}, but got one with a class per image: '
             'leave it out, or use --bce-loss.')
     if args.bce_loss and args.loss not in ('', 'bce'):
-        raise ValueError(f'Expected one loss, but got --bce-loss and --loss {args.loss}.')
+        raise UsageError(f'Expected one loss, but got --bce-loss and --loss {args.loss}.')
     softmax = uses_softmax(args, multi_label)
     of_bce = {'bce_sum', 'bce_target_thresh', 'bce_pos_weight'} | (set() if softmax else {'smoothing'})
     for name in sorted(given & of_bce):
         # A run writes down a smoothing of 0, which asks for nothing.
         if getattr(args, name) and (softmax or args.loss not in ('', 'bce')):
-            raise ValueError(
+            raise UsageError(
                 f'Expected {_flag(name)} with binary cross entropy, but got '
                 f'{"cross entropy: add --bce-loss" if softmax else f"--loss {args.loss}"}.')
     if softmax:
         for name in sorted(given):
             if name.startswith('loss_') or name == 'class_weights':
-                raise ValueError(f'Expected {_flag(name)} with a multi-label loss, but got cross entropy.')
+                raise UsageError(f'Expected {_flag(name)} with a multi-label loss, but got cross entropy.')
     if args.class_weights == 'auto' and args.bce_pos_weight is not None:
-        raise ValueError('Expected --class-weights auto or --bce-pos-weight, but got both.')
+        raise UsageError('Expected --class-weights auto or --bce-pos-weight, but got both.')
 
 
 def _say(what: Any) -> None:

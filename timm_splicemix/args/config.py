@@ -7,6 +7,7 @@ from typing import Any, Optional, Sequence
 
 import yaml
 
+from ..errors import UsageError
 from .kwargs import KwargsAction
 
 _UNSET = object()
@@ -95,24 +96,24 @@ def _read(path: str, actions: dict[str, argparse.Action]) -> dict[str, Any]:
         with open(path, encoding='utf-8') as file:
             config = yaml.safe_load(file)
     except OSError as error:
-        raise ValueError(f'Expected a YAML file for --config, but got {path}: {error.strerror}.') from error
+        raise UsageError(f'Expected a YAML file for --config, but got {path}: {error.strerror}.') from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, a day that does not exist
-        raise ValueError(f'Expected YAML in {path}, but got: {error}') from error
+        raise UsageError(f'Expected YAML in {path}, but got: {error}') from error
     if not isinstance(config, dict):
         got = 'nothing' if config is None else type(config).__name__
-        raise ValueError(f"Expected lines 'flag: value' in {path}, but got {got}.")
+        raise UsageError(f"Expected lines 'flag: value' in {path}, but got {got}.")
 
     values = {}
     for key, value in config.items():
         name = str(key).replace('-', '_')
         if name not in actions:
-            raise ValueError(f"Expected flags in {path}, but got '{key}'{_nearest(name, actions)}")
+            raise UsageError(f"Expected flags in {path}, but got '{key}'{_nearest(name, actions)}")
         if name in values:
-            raise ValueError(f"Expected each flag once in {path}, but got '{name}' twice.")
+            raise UsageError(f"Expected each flag once in {path}, but got '{name}' twice.")
         try:
             values[name] = _convert(actions[name], value)
         except _Refused as refused:
-            raise ValueError(f"Expected '{key}' in {path} to be {refused}, but got {value!r}.") from None
+            raise UsageError(f"Expected '{key}' in {path} to be {refused}, but got {value!r}.") from None
     return values
 
 

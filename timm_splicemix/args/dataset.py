@@ -1,6 +1,5 @@
 """ Flags that name a data set and say what becomes of its labels """
 import argparse
-from typing import Any
 
 from ..data import CLASS_ORDERS, DIFFICULT, dataset_names
 
@@ -53,32 +52,3 @@ def add_label_args(parser: argparse.ArgumentParser) -> None:
              'each entry with probability P (default: keep all)')
     group.add_argument(
         '--keep-labels-seed', type=int, default=0, metavar='N', help='seed of what is hidden (default: %(default)s)')
-
-
-def dataset_kwargs(args: argparse.Namespace, is_training: bool) -> dict[str, Any]:
-    """ Turn the flags of `add_dataset_args` and `add_label_args` into arguments of `create_dataset`.
-
-    Args:
-        args: What the parser returned.
-        is_training: Whether the split is trained on: only then labels are hidden.
-    """
-    kwargs = {
-        'name': args.dataset,
-        'root': args.data_dir,
-        'is_training': is_training,
-        'download': args.dataset_download,
-        'class_map': args.class_map or None,
-        'input_key': args.input_key,
-        'target_key': args.target_key,
-        'annotations': args.train_ann if is_training else args.val_ann,
-        'class_order': args.class_order,
-        'keep_unlabelled': args.keep_unlabelled,
-        'difficult': args.voc_difficult if is_training else args.voc_difficult_eval,
-        'image_column': args.csv_image_column,
-        'label_column': args.csv_label_column,
-        'split_column': args.csv_split_column,
-        'label_delimiter': args.csv_delimiter,
-    }
-    if is_training and args.keep_labels is not None:
-        kwargs.update(keep_labels=args.keep_labels, keep_labels_seed=args.keep_labels_seed)
-    return kwargs

@@ -1,11 +1,14 @@
 """ Flags that set the parameters of a multi-label loss """
 import argparse
-import math
 from typing import Any, Sequence
 
-import torch
-
-from ..loss import LOSSES, PARTIAL, REDUCTIONS, loss_parameters
+from ..errors import UsageError
+from ..loss import (
+    LOSSES,
+    PARTIAL,
+    REDUCTIONS,
+    loss_parameters,
+)
 
 CLASS_WEIGHTS = ('none', 'auto')
 # Each is the flag --loss-NAME and the parameter NAME of the losses that have it.
@@ -69,54 +72,4 @@ def add_loss_args(parser: argparse.ArgumentParser) -> None:
 
 
 def _refuse(flag: str, parameter: str, name: str) -> None:
-    raise ValueError(f'Expected {flag} with --loss {_one_of(list(_takers(parameter)))}, but got --loss {name}.')
-
-
-def _read_prior(path: str) -> torch.Tensor:
-    """The last field of each line, as a number; the first line may be a header."""
-    with open(path, encoding='utf-8') as file:
-        fields = [line.rsplit(',', 1)[-1].strip() for line in file if line.strip()]
-    values = []
-    for index, field in enumerate(fields):
-        try:
-            values.append(float(field))
-        except ValueError:
-            if index > 0:
-                values.append(math.nan)
-        if values and not 0 <= values[-1] <= 1:
-            raise ValueError(
-                f"Expected a number between 0 and 1 in each line of --loss-prior {path}, but got '{field}'.")
-    if not values:
-        raise ValueError(f'Expected a number for each class in --loss-prior {path}, but got none.')
-    return torch.tensor(values)
-
-
-def loss_kwargs(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    """ Turn the flags of `add_loss_args` into arguments of `create_loss`, those that were given only.
-
-    With --class-weights auto the caller has to add pos_weight, as it depends on the data.
-
-    Args:
-        args: What the parser returned.
-        name: Name of the loss, whose parameters they have to be.
-    """
-    known = loss_parameters(name)
-    given = {parameter: getattr(args, f'loss_{parameter}') for parameter in _PARAMETERS}
-    given = {parameter: value for parameter, value in given.items() if value is not None}
-    for parameter in given:
-        if parameter not in known:
-            _refuse(_flag(parameter), parameter, name)
-    if args.class_weights == 'auto' and 'pos_weight' not in known:
-        _refuse('--class-weights auto', 'pos_weight', name)
-    partial = given.get('partial', known.get('partial'))
-    for parameter, modes in (
-            ('gamma_unknown', ('negative', 'selective')), ('topk', ('selective',)), ('prior', ('selective',)),
-            ('prior_threshold', ('selective',))):
-        if parameter in given and partial not in modes:
-            raise ValueError(
-                f'Expected {_flag(parameter)} with --loss-partial {_one_of(modes)}, but got --loss-partial {partial}.')
-    if 'prior_threshold' in given and 'prior' not in given:
-        raise ValueError('Expected --loss-prior-threshold with --loss-prior, but got it alone.')
-    if 'prior' in given:
-        given['prior'] = _read_prior(given['prior'])
-    return given
+    raise UsageError(f'Expected {flag} with --loss {_one_of(list(_takers(parameter)))}, but got --loss {name}.')

@@ -2,6 +2,7 @@
 import argparse
 from typing import Any, Union
 
+from ..errors import UsageError
 from ..mix import SpliceMix
 
 
@@ -47,7 +48,7 @@ def splicemix_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         try:
             ratio = float(ratio)
         except ValueError:
-            raise ValueError(f"Expected --splicemix-ratio to be a number or 'ref', but got '{ratio}'.") from None
+            raise UsageError(f"Expected --splicemix-ratio to be a number or 'ref', but got '{ratio}'.") from None
     return {
         'grids': args.splicemix_grids,
         'ratio': ratio,

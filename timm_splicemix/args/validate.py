@@ -1,17 +1,16 @@
 """ Flags of evaluation and prediction that timm lacks, and those of timm's validate script that mean something else """
 import argparse
 import logging
-from typing import Any, Optional
 
 import torch
 
 from ..data import DECODERS
 from ..data.transforms import CROP_MODES
+from ..errors import UsageError
 from ..metrics import PRESETS
 from .timm_shared import add_input_args
 
 _logger = logging.getLogger(__name__)
-
 EXPORTS = ('onnx', 'torchscript', 'safetensors')
 TTA = ('flip',)
 _INTERPOLATIONS = ('nearest', 'bilinear', 'bicubic', 'box', 'hamming', 'lanczos')
@@ -37,6 +36,8 @@ _OF_DATA_SETS = {
 _NOT_OF_TORCH = ('class_map', 'input_img_mode')
 _AT_LEAST_ONE = (
     'batch_size', 'img_size', 'in_chans', 'num_classes', 'num_samples', 'log_freq', 'bootstrap')
+
+
 _AT_LEAST_ZERO = ('workers', 'crop_border_pixels')
 _CHOICES = {
     'amp_dtype': ('float16', 'bfloat16'),
@@ -124,7 +125,7 @@ def refuse_in_validation(args: argparse.Namespace, parser: argparse.ArgumentPars
     """
     for name, reason in REFUSED_IN_VALIDATION.items():
         if getattr(args, name) != parser.get_default(name):
-            raise ValueError(f'Expected no {_flag(name)}, but got {getattr(args, name)}: {reason}.')
+            raise UsageError(f'Expected no {_flag(name)}, but got {getattr(args, name)}: {reason}.')
     check_values(args)
     for name, needed in (
             ('tune_split', '--thresholds tune'), ('torchcompile_mode', '--torchcompile'), ('fuser', '--torchscript'),
@@ -132,27 +133,27 @@ def refuse_in_validation(args: argparse.Namespace, parser: argparse.ArgumentPars
         other = needed.split()[0].lstrip('-').replace('-', '_')
         fits = args.thresholds == 'tune' if name == 'tune_split' else getattr(args, other)
         if name in given and not fits:
-            raise ValueError(f'Expected {needed} with {_flag(name)}, but got {_flag(name)} alone.')
+            raise UsageError(f'Expected {needed} with {_flag(name)}, but got {_flag(name)} alone.')
     if args.thresholds == 'tune' and not args.tune_split:
-        raise ValueError(
+        raise UsageError(
             'Expected --tune-split with --thresholds tune, but got none: thresholds that are tuned on the images that '
             'they are scored on look better than they are.')
     if args.compare:
         others = sorted(given - {'compare', 'bootstrap', 'output', 'seed'})
         if others:
-            raise ValueError(f'Expected --compare alone, or with --output, but got {_flag(others[0])}.')
+            raise UsageError(f'Expected --compare alone, or with --output, but got {_flag(others[0])}.')
         if len(args.compare) < 2:
-            raise ValueError(f'Expected at least two results for --compare, but got {args.compare[0]} alone.')
+            raise UsageError(f'Expected at least two results for --compare, but got {args.compare[0]} alone.')
     if args.amp and args.model_dtype not in (None, 'float32'):
-        raise ValueError(f'Expected --amp or --model-dtype {args.model_dtype}, but got both.')
+        raise UsageError(f'Expected --amp or --model-dtype {args.model_dtype}, but got both.')
     if args.data and args.data_dir and args.data != args.data_dir:
-        raise ValueError(f'Expected one folder of data, but got {args.data} and --data-dir {args.data_dir}.')
+        raise UsageError(f'Expected one folder of data, but got {args.data} and --data-dir {args.data_dir}.')
     if args.eval_sizes and (args.img_size or args.input_size or args.test_pool):
-        raise ValueError(
+        raise UsageError(
             'Expected --eval-sizes without --img-size, --input-size and --test-pool, but got one of them: the size of '
             'the model is among those evaluated anyway.')
     if args.test_pool and args.gp == 'max':
-        raise ValueError('Expected --test-pool or --gp max, but got both: test pooling averages.')
+        raise UsageError('Expected --test-pool or --gp max, but got both: test pooling averages.')
     _check_data_set(args)
 
 
@@ -161,10 +162,10 @@ def _check_data_set(args: argparse.Namespace) -> None:
     for name, prefixes in _OF_DATA_SETS.items():
         if getattr(args, name) and not args.dataset.startswith(prefixes):
             names = ', '.join(f'{prefix}...' for prefix in prefixes)
-            raise ValueError(f"Expected {_flag(name)} with a data set among {names}, but got '{args.dataset}'.")
+            raise UsageError(f"Expected {_flag(name)} with a data set among {names}, but got '{args.dataset}'.")
     for name in _NOT_OF_TORCH:
         if getattr(args, name) and args.dataset.startswith('torch/'):
-            raise ValueError(f"Expected no {_flag(name)} with a data set of torchvision, but got '{args.dataset}'.")
+            raise UsageError(f"Expected no {_flag(name)} with a data set of torchvision, but got '{args.dataset}'.")
 
 
 def check_values(args: argparse.Namespace) -> None:
@@ -177,18 +178,18 @@ def check_values(args: argparse.Namespace) -> None:
         for name in names:
             value = getattr(args, name, None)
             if value is not None and value < lowest:
-                raise ValueError(f'Expected {_flag(name)} of at least {lowest}, but got {value}.')
+                raise UsageError(f'Expected {_flag(name)} of at least {lowest}, but got {value}.')
     for name in ('eval_sizes', 'input_size'):
         if any(value < 1 for value in getattr(args, name, None) or ()):
-            raise ValueError(f'Expected {_flag(name)} of at least 1, but got {getattr(args, name)}.')
+            raise UsageError(f'Expected {_flag(name)} of at least 1, but got {getattr(args, name)}.')
     for name, choices in _CHOICES.items():
         value = getattr(args, name, None)
         if value and value not in choices:
-            raise ValueError(f"Expected {_flag(name)} to be one of {', '.join(choices)}, but got '{value}'.")
+            raise UsageError(f"Expected {_flag(name)} to be one of {', '.join(choices)}, but got '{value}'.")
     if args.crop_pct is not None and not 0 < args.crop_pct <= 1:
-        raise ValueError(f'Expected --crop-pct above 0 and at most 1, but got {args.crop_pct}.')
+        raise UsageError(f'Expected --crop-pct above 0 and at most 1, but got {args.crop_pct}.')
     if any(value <= 0 for value in args.std or ()):
-        raise ValueError(f'Expected --std above 0, but got {args.std}.')
+        raise UsageError(f'Expected --std above 0, but got {args.std}.')
 
 
 def map_validation_defaults(args: argparse.Namespace, given: set[str]) -> None:
@@ -200,39 +201,12 @@ def map_validation_defaults(args: argparse.Namespace, given: set[str]) -> None:
     """
     if args.device.startswith('cuda') and not torch.cuda.is_available():
         if 'device' in given:
-            raise ValueError(f'Expected a GPU for --device {args.device}, but got none: use --device cpu.')
+            raise UsageError(f'Expected a GPU for --device {args.device}, but got none: use --device cpu.')
         args.device = 'cpu'
         _logger.info('Uses --device cpu, as there is no GPU.')
     if args.amp and not args.device.startswith('cuda') and args.amp_dtype == 'float16' and 'amp_dtype' not in given:
         args.amp_dtype = 'bfloat16'
         _logger.info(f'Uses --amp-dtype bfloat16, as {args.device} is slow in float16 or lacks it.')
-
-
-def model_options(args: argparse.Namespace, given: Optional[set[str]] = None) -> dict[str, Any]:
-    """ Turn the flags that name a model into arguments of `load_model`.
-
-    Args:
-        args: What the parser of validate or predict returned.
-        given: Flags that the user set; where there is a default model, it counts only if it is among them.
-    """
-    size = None
-    if args.input_size:
-        size = tuple(args.input_size[1:])
-    elif args.img_size:
-        size = (args.img_size, args.img_size)
-    return {
-        'checkpoint': args.checkpoint,
-        'model_name': args.model if given is None or 'model' in given else None,
-        'pretrained': args.pretrained,
-        'use_ema': args.use_ema,
-        'num_classes': args.num_classes,
-        'global_pool': args.gp,
-        'in_chans': args.input_size[0] if args.input_size else args.in_chans,
-        'image_size': size,
-        'data_options': {
-            name: getattr(args, name) for name in ('crop_pct', 'crop_mode', 'mean', 'std', 'interpolation')
-            if getattr(args, name)},
-    }
 
 
 def _flag(name: str) -> str:

@@ -1,20 +1,20 @@
 """ Images and labels """
-from .coco import CLASS_ORDERS, ReaderCoco
-from .csv_file import ReaderCsv
 from .dataset import BadImageError, MultiLabelDataset, StrictImageDataset
 from .decode import DECODERS, decode_image
 from .download import download_dataset
-from .list_file import ReaderList
 from .loader import ON_BAD_IMAGE, MultiLabelLoader, create_loader
 from .missing import keep_labels
-from .reader import MultiLabelReader
+from .readers.base import MultiLabelReader
+from .readers.coco import CLASS_ORDERS, ReaderCoco
+from .readers.csv import ReaderCsv
+from .readers.list import ReaderList
+from .readers.voc import DIFFICULT, ReaderVoc
+from .readers.wds import WdsDataset
 from .registry import check_same_classes, create_dataset, dataset_names
 from .seeding import mix_seeds
 from .shapes import generate_shapes
 from .splits import is_training_split
 from .transforms import create_transform
-from .voc import DIFFICULT, ReaderVoc
-from .wds import WdsDataset
 
 __all__ = [
     'CLASS_ORDERS',

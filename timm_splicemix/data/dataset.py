@@ -6,7 +6,7 @@ from PIL import Image
 from timm.data import ImageDataset
 
 from .decode import decode_image
-from .reader import MultiLabelReader
+from .readers.base import MultiLabelReader
 
 
 class BadImageError(OSError):

@@ -8,6 +8,8 @@ import torchvision
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torchvision.transforms.v2.functional import pil_to_tensor
 
+from ..errors import UsageError
+
 DECODERS = ('pil', 'torchvision')
 
 # What PIL's plugins raise at bad data beside OSError and ValueError
@@ -55,7 +57,7 @@ def decode_image(
         OSError, ValueError: The data is no image, or is damaged.
     """
     if decoder not in DECODERS:
-        raise ValueError(f"Expected decoder to be {' or '.join(DECODERS)}, but got '{decoder}'.")
+        raise UsageError(f"Expected decoder to be {' or '.join(DECODERS)}, but got '{decoder}'.")
     if decoder == 'torchvision' and mode == 'RGB' and _is_plain_jpeg(data):
         pixels = _decode_jpeg(data)
         if pixels is not None:

@@ -23,6 +23,8 @@ from typing import Any, ContextManager, Mapping, Optional, Sequence, Union
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
+from ..errors import UsageError
+
 _logger = logging.getLogger(__name__)
 
 BASE_URL_VARIABLE = 'TSM_DOWNLOAD_BASE_URL'
@@ -121,7 +123,7 @@ def download_dataset(
     archives = _choose(name, splits)
     base_url = base_url or os.environ.get(BASE_URL_VARIABLE)
     if base_url and not base_url.startswith(('http://', 'https://')):
-        raise ValueError(f"Expected the address of a mirror to begin with http:// or https://, but got '{base_url}'.")
+        raise UsageError(f"Expected the address of a mirror to begin with http:// or https://, but got '{base_url}'.")
     installs = [_Install(archive, Path(root), base_url, progress, keep_archives) for archive in archives]
     for install in installs:
         if install.is_done() and not install.receipt.exists():
@@ -139,12 +141,12 @@ def download_dataset(
 def _choose(name: str, splits: Optional[Sequence[str]]) -> list[Archive]:
     """The archives that some splits of a data set need."""
     if name not in ARCHIVES:
-        raise ValueError(f"Expected a data set to download among {', '.join(ARCHIVES)}, but got '{name}'.")
+        raise UsageError(f"Expected a data set to download among {', '.join(ARCHIVES)}, but got '{name}'.")
     known = list(dict.fromkeys(split for archive in ARCHIVES[name] for split in archive.splits))
     splits = known if splits is None else [splits] if isinstance(splits, str) else list(splits)
     unknown = [split for split in splits if split not in known]
     if unknown or not splits:
-        raise ValueError(
+        raise UsageError(
             f"Expected splits of '{name}' among {', '.join(known)}, but got {', '.join(map(str, unknown)) or 'none'}.")
     return [archive for archive in ARCHIVES[name] if set(splits) & set(archive.splits)]
 
@@ -208,7 +210,7 @@ class _Install:
                     digest.update(chunk)
             if digest.hexdigest() != self.archive.md5:
                 _discard(self.part)
-                raise ValueError(
+                raise UsageError(
                     f'Expected MD5 {self.archive.md5} of {self.url}, but got {digest.hexdigest()}: '
                     'the file was removed, try again.')
         os.replace(self.part, self.file)
@@ -226,7 +228,7 @@ class _Install:
                 raise tarfile.ReadError(f'some of {", ".join(self.archive.proof)} is missing')
         except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             self.file.unlink()
-            raise ValueError(
+            raise UsageError(
                 f'Expected a sound archive from {self.url}, but got one that cannot be unpacked ({error}): '
                 'it was removed, try again.') from error
 
@@ -360,7 +362,7 @@ def _check_space(url: str, part: Path, size: Optional[int]) -> None:
     needed = 2 * size - (part.stat().st_size if part.exists() else 0)
     free = shutil.disk_usage(part.parent).free
     if free < needed:
-        raise ValueError(
+        raise UsageError(
             f'Expected {needed / 1e9:.1f} GB of free disk space in {part.parent.parent} to download and unpack {url}, '
             f'but got {free / 1e9:.1f} GB: free some, or choose another folder.')
 

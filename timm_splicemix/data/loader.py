@@ -9,12 +9,13 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.loader import PrefetchLoader
 from timm.data.random_erasing import RandomErasing
 
+from ..errors import UsageError
 from .collate import Batch, Sample, fast_collate
 from .dataset import BadImageError
+from .readers.wds import WdsDataset
 from .sampler import EpochBatches, SampleKey, distributed_place
 from .seeding import mix_seeds, seeded
 from .transforms import TRANSFORM_OPTIONS, create_transform
-from .wds import WdsDataset
 
 _logger = logging.getLogger(__name__)
 
@@ -99,11 +100,11 @@ class _Source:
         """Tell what went wrong while the batch was read."""
         if batch.bad_target is not None:
             index, value = batch.bad_target
-            raise ValueError(
+            raise UsageError(
                 f'Expected targets in [0, 1], or -1 for unknown, but got {value} for {self.filename(index)}.')
         for error in batch.errors:
             if not isinstance(error, BadImageError):
-                raise ValueError(str(error))  # another object: see above about cycles
+                raise UsageError(str(error))  # another object: see above about cycles
             if self.on_bad_image == 'raise':
                 raise BadImageError(error.path, error.reason)
             self.num_skipped += 1
@@ -176,7 +177,7 @@ class MultiLabelLoader:
         elif isinstance(self.dataset, WdsDataset):
             self.dataset.set_epoch(epoch, start_batch)
         elif start_batch:
-            raise ValueError(
+            raise UsageError(
                 f'Expected to begin at batch 0 of a {type(self.dataset).__name__}, but got {start_batch}: '
                 'resume at the end of an epoch.')
         elif hasattr(self.dataset, 'set_epoch'):
@@ -263,14 +264,14 @@ def create_loader(
         **transform_kwargs: What `create_transform` takes: `train_crop_mode`, `scale`, `hflip`, `crop_pct`, ...
     """
     if on_bad_image not in ON_BAD_IMAGE:
-        raise ValueError(f"Expected on_bad_image to be {' or '.join(ON_BAD_IMAGE)}, but got '{on_bad_image}'.")
+        raise UsageError(f"Expected on_bad_image to be {' or '.join(ON_BAD_IMAGE)}, but got '{on_bad_image}'.")
     if on_bad_image == 'skip' and not is_training:
-        raise ValueError(
+        raise UsageError(
             "Expected on_bad_image 'raise' in evaluation, but got 'skip': "
             'a result must be over all images; mend or remove the bad ones.')
     left_out = sorted(set(transform_kwargs) - set(TRANSFORM_OPTIONS))
     if left_out:
-        raise ValueError(f"Expected options that this loader has, but got {', '.join(left_out)}, see docs/data.md.")
+        raise UsageError(f"Expected options that this loader has, but got {', '.join(left_out)}, see docs/data.md.")
     rank, world_size = distributed_place(rank, world_size)
     re_num_splits = 2 if re_split else 0
     dataset.transform = create_transform(
@@ -279,7 +280,7 @@ def create_loader(
     if hasattr(dataset, 'decoder'):
         dataset.decoder = decoder
     elif decoder != 'pil':
-        raise ValueError(
+        raise UsageError(
             f"Expected decoder 'pil' for a data set of type {type(dataset).__name__}, but got '{decoder}'.")
 
     kwargs = {
@@ -291,9 +292,9 @@ def create_loader(
     }
     if isinstance(dataset, torch.utils.data.IterableDataset):
         if num_aug_repeats:
-            raise ValueError('Expected num_aug_repeats 0 for a data set that is streamed, but got a number.')
+            raise UsageError('Expected num_aug_repeats 0 for a data set that is streamed, but got a number.')
         if batch_copies != 1:
-            raise ValueError(f'Expected batch_copies 1 for a data set that is streamed, but got {batch_copies}.')
+            raise UsageError(f'Expected batch_copies 1 for a data set that is streamed, but got {batch_copies}.')
         batches = None
         if isinstance(dataset, WdsDataset):
             dataset.set_batches(batch_size, is_training, seed, rank, world_size)

@@ -3,6 +3,7 @@ from typing import Union
 
 import torch
 
+from ..errors import UsageError
 from .seeding import mix_seeds
 
 # How many of n labels an image keeps; counted from the lists that the missing-label papers share.
@@ -22,7 +23,7 @@ def parse_keep_labels(text: Union[str, float]) -> Union[str, float]:
     except ValueError:
         probability = -1.
     if not 0 < probability < 1:
-        raise ValueError(
+        raise UsageError(
             f"Expected keep_labels to be 75, 40, single or a probability between 0 and 1, but got '{text}'.")
     return probability
 

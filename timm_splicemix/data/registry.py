@@ -9,18 +9,19 @@ import timm.data
 import torch.utils.data
 from timm.data.readers.class_map import load_class_map
 
-from .coco import ReaderCoco, find_coco, find_images
-from .csv_file import ReaderCsv, find_csv
+from ..errors import UsageError
 from .dataset import MultiLabelDataset, StrictImageDataset
 from .download import download_dataset
-from .hfds import ReaderHfdsMultiLabel, hfds_is_multi_label, load_hfds
-from .list_file import ReaderList
 from .missing import keep_labels as hide_labels
-from .reader import MultiLabelReader
+from .readers.base import MultiLabelReader
+from .readers.coco import ReaderCoco, find_coco, find_images
+from .readers.csv import ReaderCsv, find_csv
+from .readers.hfds import ReaderHfdsMultiLabel, hfds_is_multi_label, load_hfds
+from .readers.list import ReaderList
+from .readers.voc import ReaderVoc, voc_split
+from .readers.wds import WdsDataset
 from .shapes import generate_shapes
 from .splits import is_training_split, own_split
-from .voc import ReaderVoc, voc_split
-from .wds import WdsDataset
 
 _logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _DOWNLOADS = ('coco/2014', 'coco/2017', 'voc/2007', 'voc/2012')
 
 def _need_folder(root: Root, name: str) -> Path:
     if root is None or not Path(root).exists():
-        raise ValueError(
+        raise UsageError(
             f"Expected the folder of data set '{name}' (--data-dir), but got {root}, which does not exist.")
     return Path(root)
 
@@ -45,7 +46,7 @@ def _shapes(name: str, root: Root, split: str, *, seed: int = 0) -> MultiLabelRe
         root = cache / 'timm_splicemix' / 'shapes'
     split = own_split(split)
     if split not in ('train', 'val', 'val_unbiased'):
-        raise ValueError(f"Expected a split of shapes (train, val or val_unbiased), but got '{split}'.")
+        raise UsageError(f"Expected a split of shapes (train, val or val_unbiased), but got '{split}'.")
     root = generate_shapes(root, seed=seed)
     return ReaderCoco(root / split, root / 'annotations' / f'instances_{split}.json')
 
@@ -193,22 +194,22 @@ def create_dataset(
     if class_names is None and class_map is not None:
         class_names = _names_of(class_map, root)
     if keep_labels is not None and not is_training:
-        raise ValueError(f"Expected keep_labels for a training split only, but got it for '{split}'.")
+        raise UsageError(f"Expected keep_labels for a training split only, but got it for '{split}'.")
     if download and name in _READERS and name not in _DOWNLOADS:
-        raise ValueError(f"Expected a data set that can be fetched ({', '.join(_DOWNLOADS)}), but got '{name}'.")
+        raise UsageError(f"Expected a data set that can be fetched ({', '.join(_DOWNLOADS)}), but got '{name}'.")
     common = {'transform': transform, 'target_transform': target_transform, 'input_img_mode': input_img_mode}
 
     factory = _find_reader(name, root, split, kwargs)
     if factory is None and name.startswith('wds/') and (class_names or _lists_classes(root, name[4:])):
         if keep_labels is not None:
-            raise ValueError('Expected keep_labels for a data set that is not streamed, but got it for wds.')
+            raise UsageError('Expected keep_labels for a data set that is not streamed, but got it for wds.')
         kwargs = {'label_key' if key == 'target_key' else key: value for key, value in kwargs.items()}
         return _call(name, WdsDataset, {
             'root': _need_folder(root, name), 'name': name.partition('/')[2], 'split': split,
             'class_names': class_names, 'is_training': is_training, **common}, kwargs)
     if factory is None:
         if keep_labels is not None:
-            raise ValueError(f"Expected keep_labels for a multi-label data set, but got it for '{name}'.")
+            raise UsageError(f"Expected keep_labels for a multi-label data set, but got it for '{name}'.")
         return _timm_dataset(name, root, split, is_training, download, class_map, common, kwargs)
 
     known = inspect.signature(factory).parameters
@@ -223,11 +224,11 @@ def create_dataset(
         if not download:
             raise
         if root is None:
-            raise ValueError(f"Expected the folder to fetch '{name}' into (--data-dir), but got None.") from None
+            raise UsageError(f"Expected the folder to fetch '{name}' into (--data-dir), but got None.") from None
         download_dataset(name, root)
         reader = _call(name, factory, given, kwargs)
     if not len(reader):
-        raise ValueError(f"Expected images in split '{split}' of data set '{name}', but got none in {reader.root}.")
+        raise UsageError(f"Expected images in split '{split}' of data set '{name}', but got none in {reader.root}.")
     if keep_labels is not None:
         reader.targets = hide_labels(reader.targets, keep_labels, keep_labels_seed)
     _warn_of_absent_classes(reader, split)
@@ -245,7 +246,7 @@ def check_same_classes(train: torch.utils.data.Dataset, validation: torch.utils.
     if left and right and left != right:
         only = sorted(set(left) ^ set(right))
         what = f"'{only[0]}' in one of them only" if only else 'another order'
-        raise ValueError(
+        raise UsageError(
             f'Expected the same classes to train and to validate on, but got {len(left)} and {len(right)} with {what}: '
             'list them in a file for --class-map.')
 
@@ -277,7 +278,7 @@ def _call(name: str, factory: Callable, given: dict[str, Any], kwargs: dict[str,
     unknown = [key for key in (*kwargs, *given) if key not in known]
     if unknown:
         takes = ', '.join(key for key in known if key not in _GIVEN) or 'none'
-        raise ValueError(f"Expected options that data set '{name}' has ({takes}), but got {', '.join(unknown)}.")
+        raise UsageError(f"Expected options that data set '{name}' has ({takes}), but got {', '.join(unknown)}.")
     return factory(**given, **kwargs)
 
 
@@ -286,17 +287,17 @@ def _find_file(root: Path, file: Union[str, Path]) -> Path:
     for candidate in (Path(file), root / file, root / 'annotations' / file):
         if candidate.is_file():
             return candidate
-    raise ValueError(f'Expected an annotation file, but got {file}, which is neither there nor in {root}.')
+    raise UsageError(f'Expected an annotation file, but got {file}, which is neither there nor in {root}.')
 
 
 def _names_of(class_map: Union[str, dict[str, int]], root: Root) -> list[str]:
     try:
         class_to_idx = load_class_map(class_map, '' if root is None else str(root))
     except (AssertionError, OSError, ValueError) as error:
-        raise ValueError(f'Expected a file that lists the classes, but got {class_map}: {error}') from error
+        raise UsageError(f'Expected a file that lists the classes, but got {class_map}: {error}') from error
     names = sorted(class_to_idx, key=class_to_idx.get)
     if [class_to_idx[name] for name in names] != list(range(len(names))):
-        raise ValueError(f'Expected classes with the indices 0 to {len(names) - 1}, but got others in {class_map}.')
+        raise UsageError(f'Expected classes with the indices 0 to {len(names) - 1}, but got others in {class_map}.')
     return names
 
 
@@ -320,7 +321,7 @@ def _timm_dataset(
     if name.lower() in _TIMM_FOLDERS:
         _need_folder(root, name)
     elif not name.lower().startswith(_TIMM_PREFIXES):
-        raise ValueError(f"Expected a data set among {', '.join(dataset_names())}, but got '{name}'.")
+        raise UsageError(f"Expected a data set among {', '.join(dataset_names())}, but got '{name}'.")
     try:
         dataset = timm.data.create_dataset(
             name, root=None if root is None else str(root), split=split, is_training=is_training, download=download,
@@ -328,7 +329,7 @@ def _timm_dataset(
     except (AssertionError, ImportError, RuntimeError, TypeError) as error:  # what timm and torchvision raise at a user
         multi_label = '; for several labels per image, write classes.txt or give --class-map'
         hint = multi_label if name.startswith('wds/') else ''
-        raise ValueError(f"Expected data set '{name}' in {root}, but got: {error or repr(error)}{hint}") from error
+        raise UsageError(f"Expected data set '{name}' in {root}, but got: {error or repr(error)}{hint}") from error
     if type(dataset) is not timm.data.ImageDataset:
         return dataset
     return StrictImageDataset(

@@ -5,6 +5,7 @@ from typing import Iterator, NamedTuple, Optional
 
 import torch
 
+from ..errors import UsageError
 from .seeding import mix_seeds
 
 
@@ -18,18 +19,18 @@ class SampleKey(NamedTuple):
 def distributed_place(rank: Optional[int] = None, world_size: Optional[int] = None) -> tuple[int, int]:
     """Rank and number of processes, as given or as `torch.distributed` says."""
     if (rank is None) != (world_size is None):
-        raise ValueError(f'Expected rank and world_size together, but got {rank} and {world_size}.')
+        raise UsageError(f'Expected rank and world_size together, but got {rank} and {world_size}.')
     if rank is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     elif rank is None:
         launched = int(os.environ.get('WORLD_SIZE', 1))
         if launched > 1:  # else every process would read everything
-            raise ValueError(
+            raise UsageError(
                 f'Expected a process group, but got none where {launched} processes were launched: call '
                 'init_process_group before, or give rank and world_size.')
         rank, world_size = 0, 1
     if not 0 <= rank < world_size:
-        raise ValueError(f'Expected a rank below the world size of {world_size}, but got {rank}.')
+        raise UsageError(f'Expected a rank below the world size of {world_size}, but got {rank}.')
     return rank, world_size
 
 
@@ -71,16 +72,16 @@ class EpochBatches(torch.utils.data.Sampler):
         self.epoch = 0
         self.start_batch = 0
         if batch_size < 1:
-            raise ValueError(f'Expected a batch size of at least 1, but got {batch_size}.')
+            raise UsageError(f'Expected a batch size of at least 1, but got {batch_size}.')
         if not 1 <= copies < math.inf:
-            raise ValueError(f'Expected at least 1 copy of each image in a batch, but got {copies}.')
+            raise UsageError(f'Expected at least 1 copy of each image in a batch, but got {copies}.')
         if copies > 1 and (self.repeats > 1 or not is_training):
-            raise ValueError(
+            raise UsageError(
                 f'Expected copies in a batch in training only, and not with repeats, but got {copies} copies '
                 f'{f"with {self.repeats} repeats" if is_training else "in evaluation"}.')
         self.copies = copies
         if is_training and num_samples < batch_size * self.world_size:
-            raise ValueError(
+            raise UsageError(
                 f'Expected at least one batch of {batch_size} images for each of {self.world_size} process(es), '
                 f'but got a training set of {num_samples}: reduce --batch-size to at most '
                 f'{max(1, num_samples // self.world_size)}.')

@@ -20,6 +20,7 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
+from ..errors import UsageError
 from .shapes_scene import CLASS_NAMES, draw_scene
 
 GENERATOR_VERSION = 1  # to be raised whenever the same seed gives other files
@@ -65,15 +66,15 @@ def generate_shapes(
 def _make_receipt(seed: int, images: dict[str, int]) -> dict[str, Any]:
     """What a data set was made from, which says all about its files."""
     if not _is_int(seed) or seed < 0:
-        raise ValueError(f'Expected seed to be an integer of at least 0, but got {seed!r}.')
+        raise UsageError(f'Expected seed to be an integer of at least 0, but got {seed!r}.')
     unknown = [split for split in images if split not in SPLITS]
     if unknown or not images:
-        raise ValueError(
+        raise UsageError(
             f'Expected images for some of the splits {", ".join(SPLITS)}, '
             f'but got {", ".join(map(str, unknown)) or "none"}.')
     for split, count in images.items():
         if not _is_int(count) or not 1 <= count <= _MAX_IMAGES:
-            raise ValueError(f"Expected 1 to {_MAX_IMAGES} images for the split '{split}', but got {count!r}.")
+            raise UsageError(f"Expected 1 to {_MAX_IMAGES} images for the split '{split}', but got {count!r}.")
     return {'generator': GENERATOR_VERSION, 'seed': seed, 'images': dict(images)}
 
 
@@ -92,7 +93,7 @@ def _holds(folder: Path, receipt: dict[str, Any]) -> bool:
     if names == []:
         return False
     if names is None or RECEIPT not in names:
-        raise ValueError(
+        raise UsageError(
             f'Expected {folder} to be missing, empty or a shapes data set, '
             f'but got {"a file" if names is None else "a folder with other files"}: choose another folder.')
     text = (folder / RECEIPT).read_text(encoding='utf-8')
@@ -101,7 +102,7 @@ def _holds(folder: Path, receipt: dict[str, Any]) -> bool:
     except json.JSONDecodeError:
         found = text
     if found != receipt:
-        raise ValueError(
+        raise UsageError(
             f'Expected the shapes data set {_dumps(receipt)} in {folder}, but got {_dumps(found)}: '
             'choose another folder, or delete this one to have it generated anew.')
     return True

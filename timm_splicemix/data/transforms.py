@@ -20,6 +20,7 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
+from ..errors import UsageError
 from .decode import DECODERS
 
 TRAIN_CROP_MODES = ('rrc', 'rkrc', 'rkrr', 'multiscale')
@@ -212,37 +213,37 @@ def _to_tensor_stage(stage: Callable) -> Callable:
         return _ON_TENSOR[type(stage)](stage)
     if isinstance(stage, _ANY_IMAGE):
         return stage
-    raise ValueError(
+    raise UsageError(
         f"Expected transforms that work on tensors for decoder 'torchvision', but got {stage}; use --decoder pil.")
 
 
 def _check_tensor_options(is_training: bool, train_crop_mode: Optional[str], timm_kwargs: dict[str, Any]) -> None:
     interpolation = timm_kwargs.get('interpolation', 'bilinear')
     if interpolation not in TENSOR_INTERPOLATIONS:
-        raise ValueError(
+        raise UsageError(
             f"Expected interpolation to be one of {TENSOR_INTERPOLATIONS} for decoder 'torchvision', "
             f"but got '{interpolation}'; use --decoder pil.")
     augment = is_training and not timm_kwargs.get('no_aug')
     if augment and train_crop_mode in ('rkrc', 'rkrr'):
-        raise ValueError(
+        raise UsageError(
             f"Expected train_crop_mode (--train-crop-mode) to be rrc or multiscale for decoder 'torchvision', "
             f"but got '{train_crop_mode}'; use --decoder pil.")
     kwargs = {'color_jitter': 0.4, **timm_kwargs}  # timm's default
     for name, flag in {**_PIL_ONLY, **(_PIL_ONLY_IN_TRAINING if augment else {})}.items():
         value = kwargs.get(name)
         if any(value) if isinstance(value, (tuple, list)) else value:
-            raise ValueError(
+            raise UsageError(
                 f"Expected {name} ({flag}) to be off for decoder 'torchvision', but got {value!r}; "
                 f'set {name} to None or use --decoder pil.')
 
 
 def _check_multiscale_options(timm_kwargs: dict[str, Any]) -> None:
     if timm_kwargs.get('naflex') or timm_kwargs.get('tf_preprocessing'):
-        raise ValueError("Expected no naflex and no tf_preprocessing with train_crop_mode 'multiscale', but got one.")
+        raise UsageError("Expected no naflex and no tf_preprocessing with train_crop_mode 'multiscale', but got one.")
     for name, default in (('scale', (0.08, 1.)), ('ratio', (3 / 4, 4 / 3))):
         value = timm_kwargs.get(name)
         if value is not None and tuple(value) != default:
-            raise ValueError(
+            raise UsageError(
                 f"Expected no {name} with train_crop_mode 'multiscale', whose crops are fixed, but got {value}; "
                 f"leave --{name} out or use --train-crop-mode rrc.")
 
@@ -274,11 +275,11 @@ def create_transform(
         The transform, or three in a tuple if `separate=True`.
     """
     if decoder not in DECODERS:
-        raise ValueError(f"Expected decoder to be {' or '.join(DECODERS)}, but got '{decoder}'.")
+        raise UsageError(f"Expected decoder to be {' or '.join(DECODERS)}, but got '{decoder}'.")
     if train_crop_mode is not None and train_crop_mode not in TRAIN_CROP_MODES:
-        raise ValueError(f"Expected train_crop_mode to be one of {TRAIN_CROP_MODES}, but got '{train_crop_mode}'.")
+        raise UsageError(f"Expected train_crop_mode to be one of {TRAIN_CROP_MODES}, but got '{train_crop_mode}'.")
     if timm_kwargs.get('crop_mode') not in (None, *CROP_MODES):
-        raise ValueError(f"Expected crop_mode to be one of {CROP_MODES}, but got '{timm_kwargs['crop_mode']}'.")
+        raise UsageError(f"Expected crop_mode to be one of {CROP_MODES}, but got '{timm_kwargs['crop_mode']}'.")
     multiscale = train_crop_mode == 'multiscale' and is_training and not timm_kwargs.get('no_aug')
     if multiscale:
         _check_multiscale_options(timm_kwargs)

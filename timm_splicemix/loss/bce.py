@@ -3,7 +3,16 @@ from typing import Optional, Union
 
 import torch
 
-from .terms import MultilabelLoss, check_range, negative_term, positive_term, prepare, reduce_losses, weigh_positives
+from ..errors import UsageError
+from .terms import (
+    MultilabelLoss,
+    check_range,
+    negative_term,
+    positive_term,
+    prepare,
+    reduce_losses,
+    weigh_positives,
+)
 
 __all__ = [
     'AssumeNegativeLoss', 'BinaryCrossEntropy', 'SmoothedBinaryCrossEntropy', 'WeakNegativeLoss',
@@ -142,7 +151,7 @@ class BinaryCrossEntropy(MultilabelLoss):
             reduction: str = 'mean',
     ):
         if sum_classes and reduction == 'sum':
-            raise ValueError("Expected reduction 'mean' or 'batchmean' with sum_classes, but got 'sum'.")
+            raise UsageError("Expected reduction 'mean' or 'batchmean' with sum_classes, but got 'sum'.")
         super().__init__(
             binary_cross_entropy, smoothing=smoothing, target_threshold=target_threshold, pos_weight=pos_weight,
             reduction='batchmean' if sum_classes else reduction)

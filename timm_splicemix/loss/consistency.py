@@ -5,26 +5,28 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..errors import UsageError
+
 __all__ = ['ConsistencyLoss', 'consistency_loss']
 
 
 def _check_logits(cell_logits: torch.Tensor, image_logits: torch.Tensor) -> None:
     if cell_logits.ndim != 2:
-        raise ValueError(f'Expected cell_logits of shape (N, classes), but got {tuple(cell_logits.shape)}.')
+        raise UsageError(f'Expected cell_logits of shape (N, classes), but got {tuple(cell_logits.shape)}.')
     if image_logits.shape != cell_logits.shape:
-        raise ValueError(
+        raise UsageError(
             f'Expected image_logits of shape {tuple(cell_logits.shape)}, those of the regular image of each cell, '
             f'but got {tuple(image_logits.shape)}: gather them by image_logits[record.sources.flatten()].')
     for name, logits in (('cell_logits', cell_logits), ('image_logits', image_logits)):
         if not logits.is_floating_point():
-            raise ValueError(f'Expected {name} of a floating point type, but got {logits.dtype}.')
+            raise UsageError(f'Expected {name} of a floating point type, but got {logits.dtype}.')
 
 
 def _check_dropped(dropped: torch.Tensor, num_cells: int) -> None:
     if dropped.dtype != torch.bool:
-        raise ValueError(f'Expected dropped to be a mask of type torch.bool, but got {dropped.dtype}.')
+        raise UsageError(f'Expected dropped to be a mask of type torch.bool, but got {dropped.dtype}.')
     if dropped.ndim not in (1, 2) or dropped.numel() != num_cells:
-        raise ValueError(
+        raise UsageError(
             f'Expected dropped to have one value for each of {num_cells} cells, in shape (N,) or (M, cells), '
             f'but got shape {tuple(dropped.shape)}.')
 

@@ -3,7 +3,15 @@ from typing import Optional, Union
 
 import torch
 
-from .terms import MultilabelLoss, check_range, negative_term, positive_term, prepare, reduce_losses, weigh_positives
+from .terms import (
+    MultilabelLoss,
+    check_range,
+    negative_term,
+    positive_term,
+    prepare,
+    reduce_losses,
+    weigh_positives,
+)
 
 __all__ = [
     'AsymmetricLoss', 'FocalLoss', 'HillLoss', 'SplcLoss', 'asymmetric_loss', 'focal_loss', 'hill_loss', 'splc_loss',

@@ -14,6 +14,7 @@ from typing import Any, Optional
 
 import torch
 
+from ..errors import UsageError
 from .bce import (
     AssumeNegativeLoss,
     BinaryCrossEntropy,
@@ -88,7 +89,7 @@ def loss_parameters(name: str) -> dict[str, Any]:
         The default of each parameter.
     """
     if name not in LOSSES:
-        raise ValueError(f"Expected a loss among {', '.join(LOSSES)}, but got '{name}'.")
+        raise UsageError(f"Expected a loss among {', '.join(LOSSES)}, but got '{name}'.")
     parameters = inspect.signature(LOSSES[name]).parameters
     return {parameter.name: parameter.default for parameter in parameters.values()}
 
@@ -104,7 +105,7 @@ def create_loss(name: str, num_classes: Optional[int] = None, **kwargs: Any) -> 
     known = loss_parameters(name)
     others = [key for key in kwargs if key not in known]
     if others:
-        raise ValueError(f"Expected parameters of loss '{name}' ({', '.join(known)}), but got {', '.join(others)}.")
+        raise UsageError(f"Expected parameters of loss '{name}' ({', '.join(known)}), but got {', '.join(others)}.")
     loss = LOSSES[name](**kwargs)
     if num_classes is not None:
         loss.check(num_classes)
@@ -138,11 +139,11 @@ def positive_weights(
         tensor([7., 1.])
     """
     if targets.ndim not in (1, 2) or (targets.ndim == 1) != (num_images is not None):
-        raise ValueError(
+        raise UsageError(
             'Expected targets of shape (N, classes), or counts of shape (classes,) together with num_images, but got '
             f'shape {tuple(targets.shape)} and num_images {num_images}.')
     if not max_weight >= 1:
-        raise ValueError(f'Expected max_weight of at least 1, but got {max_weight}.')
+        raise UsageError(f'Expected max_weight of at least 1, but got {max_weight}.')
     values = targets.double()
     if targets.ndim == 2:
         positives = values.clamp(min=0.).sum(dim=0)
@@ -150,6 +151,6 @@ def positive_weights(
     else:
         positives, negatives = values, num_images - values
         if (negatives < 0).any() or (positives < 0).any():
-            raise ValueError(f'Expected counts between 0 and num_images {num_images}, but got {targets.tolist()}.')
+            raise UsageError(f'Expected counts between 0 and num_images {num_images}, but got {targets.tolist()}.')
     ratio = torch.where(negatives > 0, negatives, 1.) / torch.where(positives > 0, positives, 1.)
     return ratio.clamp(1 / max_weight, max_weight).float()

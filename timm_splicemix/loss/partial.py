@@ -3,7 +3,16 @@ from typing import Optional, Union
 
 import torch
 
-from .terms import MultilabelLoss, check_range, negative_term, positive_term, prepare, reduce_losses, weigh_positives
+from ..errors import UsageError
+from .terms import (
+    MultilabelLoss,
+    check_range,
+    negative_term,
+    positive_term,
+    prepare,
+    reduce_losses,
+    weigh_positives,
+)
 
 __all__ = ['PARTIAL', 'PartialAsymmetricLoss', 'partial_asymmetric_loss']
 
@@ -34,7 +43,7 @@ def _ignored(
     ignored = _likely_positive(logits, unknown, topk * len(logits))
     if prior is not None:
         if prior.shape != logits.shape[1:]:
-            raise ValueError(
+            raise UsageError(
                 f'Expected prior of shape ({logits.shape[1]},), one for each class, but got {tuple(prior.shape)}.')
         ignored = ignored | (prior.to(logits.device, non_blocking=True) > prior_threshold)
     return ignored & unknown
@@ -86,7 +95,7 @@ def partial_asymmetric_loss(
         reduction: 'mean', 'sum' or 'batchmean'; the authors' code has the sum.
     """
     if partial not in PARTIAL:
-        raise ValueError(f"Expected partial to be one of {', '.join(PARTIAL)}, but got '{partial}'.")
+        raise UsageError(f"Expected partial to be one of {', '.join(PARTIAL)}, but got '{partial}'.")
     for name, gamma in (('gamma_unknown', gamma_unknown), ('gamma_neg', gamma_neg), ('gamma_pos', gamma_pos)):
         check_range(name, gamma, 0.)
     check_range('clip', clip, 0., 1.)

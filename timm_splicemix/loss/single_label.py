@@ -3,6 +3,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..errors import UsageError
+
 __all__ = ['UnionCrossEntropy', 'union_cross_entropy']
 
 
@@ -18,7 +20,7 @@ def union_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, smoothing: 
         The mean over images.
     """
     if not 0 <= smoothing < 1:
-        raise ValueError(f'Expected smoothing from 0 to below 1, but got {smoothing}.')
+        raise UsageError(f'Expected smoothing from 0 to below 1, but got {smoothing}.')
     if targets.ndim == 1:
         targets = F.one_hot(targets.long(), logits.shape[1])
     targets = targets.to(logits.dtype)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..errors import UsageError
+
 REDUCTIONS = ('mean', 'sum', 'batchmean')
 
 
@@ -20,7 +22,7 @@ def check_range(name: str, value: float, low: float, high: float = math.inf) -> 
     """
     if not (low <= value <= high and math.isfinite(value)):
         what = f'of at least {low}' if high == math.inf else f'between {low} and {high}'
-        raise ValueError(f'Expected {name} {what}, but got {value}.')
+        raise UsageError(f'Expected {name} {what}, but got {value}.')
 
 
 def prepare(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -34,7 +36,7 @@ def prepare(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, 
         logits, targets and the mask of unknown targets, each (N, C).
     """
     if logits.ndim != 2 or not logits.is_floating_point():
-        raise ValueError(
+        raise UsageError(
             f'Expected logits of shape (N, classes) and a floating point type, but got {tuple(logits.shape)} of '
             f'{logits.dtype}.')
     dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -43,7 +45,7 @@ def prepare(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, 
         # Not F.one_hot, which reads the largest index and so waits for the GPU.
         targets = torch.zeros_like(logits, dtype=dtype).scatter_(1, targets.long().unsqueeze(1), 1.)
     if targets.shape != logits.shape:
-        raise ValueError(
+        raise UsageError(
             f'Expected targets of shape {tuple(logits.shape)}, as the logits, or ({len(logits)},) class indices, '
             f'but got {tuple(targets.shape)} of {targets.dtype}.')
     targets = targets.to(dtype)
@@ -108,7 +110,7 @@ def weigh_positives(
         check_range('pos_weight', pos_weight, 0.)
         return loss * pos_weight
     if pos_weight.shape not in ((), loss.shape[1:]):
-        raise ValueError(
+        raise UsageError(
             f'Expected pos_weight of shape ({loss.shape[1]},), one for each class, but got {tuple(pos_weight.shape)}.')
     return loss * pos_weight.to(loss, non_blocking=True)
 
@@ -128,7 +130,7 @@ def reduce_losses(losses: torch.Tensor, ignored: Optional[torch.Tensor], reducti
         A scalar; 0 if no entry counts, with gradients of 0.
     """
     if reduction not in REDUCTIONS:
-        raise ValueError(f"Expected reduction to be one of {', '.join(REDUCTIONS)}, but got '{reduction}'.")
+        raise UsageError(f"Expected reduction to be one of {', '.join(REDUCTIONS)}, but got '{reduction}'.")
     if ignored is None:
         ignored = torch.zeros_like(losses, dtype=torch.bool)
     total = losses.masked_fill(ignored, 0.).sum()
@@ -157,7 +159,7 @@ class MultilabelLoss(nn.Module):
         for name in [name for name in settings if name not in self.settings]:
             tensor = settings[name]
             if not (tensor.isfinite() & (tensor >= 0)).all():
-                raise ValueError(f'Expected {name} to be finite and not negative, but got {tensor.tolist()}.')
+                raise UsageError(f'Expected {name} to be finite and not negative, but got {tensor.tolist()}.')
             self.register_buffer(name, tensor, persistent=False)
             num_classes = tensor.shape[0] if tensor.ndim else num_classes
         self.check(num_classes)

@@ -1,7 +1,15 @@
 """ What happens to a batch """
-from .baselines import Mixup, PairPlan, RecursiveMix, RecursivePlan, ResizeMix, SpliceWith
-from .drawing import Mixer
-from .splicemix import Grid, MixPlan, SpliceMix, SpliceRecord, parse_grids, sample_record, splice, split_cells
+from .base import Mixer
+from .grid import Grid, parse_grids
+from .pairs import (
+    Mixup,
+    PairPlan,
+    ResizeMix,
+    SpliceWith,
+)
+from .record import MixPlan, SpliceRecord, sample_record
+from .recursivemix import RecursiveMix, RecursivePlan
+from .splicemix import SpliceMix, splice, split_cells
 
 __all__ = [
     'Grid', 'MixPlan', 'Mixer', 'Mixup', 'PairPlan', 'RecursiveMix', 'RecursivePlan', 'ResizeMix', 'SpliceMix',

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Optional
 
+from ..errors import UsageError
+
 _GRID_GRAMMAR = re.compile(r'(\d+)x(\d+)(?:-(\d+))?(?:@((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))?')
 
 
@@ -26,15 +28,15 @@ class Grid:
         for name in ('rows', 'cols', 'drop'):
             value = getattr(self, name)
             if not isinstance(value, int) and not (name == 'drop' and value is None):
-                raise ValueError(f'Expected {name} of a grid to be an integer, but got {value!r}.')
+                raise UsageError(f'Expected {name} of a grid to be an integer, but got {value!r}.')
         if self.rows < 1 or self.cols < 1:
-            raise ValueError(f"Expected a grid of at least 1x1, but got '{self.rows}x{self.cols}'.")
+            raise UsageError(f"Expected a grid of at least 1x1, but got '{self.rows}x{self.cols}'.")
         if self.drop is not None and not 0 <= self.drop < self.cells:
-            raise ValueError(
+            raise UsageError(
                 f"Expected a grid that drops fewer than its {self.cells} cells, but got '{self}': "
                 f'at most {self.cells - 1} can be dropped, or nothing is left.')
         if not 0 < self.weight < math.inf:
-            raise ValueError(f'Expected a grid with a positive weight, but got {self.weight}.')
+            raise UsageError(f'Expected a grid with a positive weight, but got {self.weight}.')
 
     @property
     def cells(self) -> int:
@@ -63,7 +65,7 @@ def parse_grids(text: str) -> tuple[Grid, ...]:
     for part in text.split(','):
         match = _GRID_GRAMMAR.fullmatch(part.strip().lower())
         if match is None:
-            raise ValueError(
+            raise UsageError(
                 f"Expected grids such as '1x2,2x2@0.5,2x3-2' (ROWSxCOLS[-DROPPED][@WEIGHT]), "
                 f"but got '{part}' in '{text}'.")
         rows, cols, drop, weight = match.groups()

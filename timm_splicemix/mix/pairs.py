@@ -4,11 +4,20 @@ The label of a mixed image is the weighted mean of both labels, each weighted by
 with any weight is unknown (-1), so is the result: the mean of what is known and what is not can't be told.
 """
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Sequence
 
 import torch
 
-from .splicemix import _check_batch, _gather, _gather_small, _is_channels_last, _one_hot
+from ..errors import UsageError
+from .base import Mixer, check_alpha, draw_beta
+from .splicemix import (
+    _check_batch,
+    _check_probability,
+    _gather,
+    _gather_small,
+    _is_channels_last,
+    _one_hot,
+)
 
 __all__ = ['PairPlan', 'mix_pairs', 'soft_targets']
 
@@ -42,11 +51,11 @@ class PairPlan:
     def __post_init__(self):
         size = self.num_mixed
         if self.partners.shape != (size,) or self.blend.shape != (size,) or self.boxes.shape != (size, 4):
-            raise ValueError(
+            raise UsageError(
                 f'Expected partners, blend and boxes for {size} images, but got shapes {tuple(self.partners.shape)}, '
                 f'{tuple(self.blend.shape)} and {tuple(self.boxes.shape)}.')
         if self.resized and not _all_equal(self.boxes):
-            raise ValueError('Expected one box for all images where partners are resized, but got several.')
+            raise UsageError('Expected one box for all images where partners are resized, but got several.')
 
     @classmethod
     def unmixed(cls, batch_size: int) -> 'PairPlan':
@@ -185,13 +194,13 @@ def mix_pairs(
     """
     if targets.ndim == 1 and not targets.is_floating_point():
         if num_classes is None:
-            raise ValueError('Expected num_classes to be given for integer targets, but got None.')
+            raise UsageError('Expected num_classes to be given for integer targets, but got None.')
         targets = _one_hot(targets, num_classes)
     _check_batch(images, targets)
     if num_classes is not None and targets.shape[1] != num_classes:
-        raise ValueError(f'Expected targets of {num_classes} classes, but got {targets.shape[1]}.')
+        raise UsageError(f'Expected targets of {num_classes} classes, but got {targets.shape[1]}.')
     if plan.batch_size not in (None, len(images)):
-        raise ValueError(f'Expected a plan for {len(images)} images, but got one for {plan.batch_size}.')
+        raise UsageError(f'Expected a plan for {len(images)} images, but got one for {plan.batch_size}.')
     if not targets.is_floating_point():
         targets = targets.float()
     kept = _pick(images, plan.kept), _pick(targets, plan.kept)
@@ -204,3 +213,243 @@ def mix_pairs(
     if not len(plan.kept):
         return mixed_images, mixed_targets
     return torch.cat([kept[0], mixed_images]), torch.cat([kept[1], mixed_targets])
+
+
+class Mixup(Mixer):
+    """ Mix each image with another of the batch, by Mixup (blend both) or CutMix (a box shows the other).
+
+        mixer = Mixup(mixup_alpha=0.2, cutmix_alpha=1.)
+        images, targets = mixer(images, targets)
+
+    Names and meanings are those of timm's `Mixup`: image i is mixed with image B - 1 - i. In a batch of an odd size,
+    the image in the middle is mixed with the first one, or, by pairs, left alone. The weights of labels are those of
+    what is seen; unknown labels (-1) make the mixed label unknown.
+
+    Args:
+        mixup_alpha: Weights of Mixup are drawn from Beta(alpha, alpha); 0 for no Mixup.
+        cutmix_alpha: Areas of CutMix are drawn from Beta(alpha, alpha); 0 for no CutMix.
+        cutmix_minmax: Smallest and largest side of CutMix's box, as parts of the image's, instead of `cutmix_alpha`.
+        prob: Probability of mixing the batch, pair or image.
+        switch_prob: Probability of CutMix where both are on.
+        mode: Draw once per 'batch', for each 'pair' of images or for each image ('elem').
+        num_classes: Number of classes, needed for integer targets, which become one-hot.
+        seed: Seed of everything that is drawn.
+        rank: Rank of this process, that of `torch.distributed` if None.
+    """
+    MODES = ('batch', 'pair', 'elem')
+
+    def __init__(
+            self,
+            mixup_alpha: float = 1.,
+            cutmix_alpha: float = 0.,
+            cutmix_minmax: Optional[Sequence[float]] = None,
+            prob: float = 1.0,
+            switch_prob: float = 0.5,
+            mode: str = 'batch',
+            num_classes: Optional[int] = None,
+            seed: int = 0,
+            rank: Optional[int] = None,
+    ):
+        super().__init__(num_classes, seed, rank)
+        self.mixup_alpha = check_alpha('mixup_alpha', mixup_alpha, positive=False)
+        self.cutmix_alpha = check_alpha('cutmix_alpha', cutmix_alpha, positive=False)
+        if cutmix_minmax is not None:
+            if len(cutmix_minmax) != 2 or not 0 <= cutmix_minmax[0] <= cutmix_minmax[1] <= 1:
+                raise UsageError(
+                    'Expected cutmix_minmax to be the smallest and the largest side, from 0 to 1, '
+                    f'but got {cutmix_minmax}.')
+            self.cutmix_alpha = self.cutmix_alpha or 1.
+        if not self.mixup_alpha and not self.cutmix_alpha:
+            raise UsageError('Expected mixup_alpha or cutmix_alpha above 0, or cutmix_minmax, but got none of them.')
+        if mode not in self.MODES:
+            raise UsageError(f'Expected mode to be one of {", ".join(self.MODES)}, but got {mode!r}.')
+        self.cutmix_minmax = None if cutmix_minmax is None else tuple(cutmix_minmax)
+        self.prob = _check_probability('prob', prob)
+        self.switch_prob = _check_probability('switch_prob', switch_prob)
+        self.mode = mode
+
+    def plan(self, batch_size: int) -> PairPlan:
+        """ Draw how the next batch is mixed, and move on to the step after it.
+
+        Args:
+            batch_size: Number of images.
+        """
+        generator = self._next_generator(batch_size)
+        groups = {'batch': 1, 'pair': batch_size // 2, 'elem': batch_size}[self.mode]
+        is_mixed = torch.rand(groups, generator=generator) < self.prob
+        if not self.mixup_enabled or batch_size == 1 or not is_mixed.any():
+            return PairPlan.unmixed(batch_size)
+        blend, boxes = self._draw(groups, generator)
+        blend = torch.where(is_mixed, blend, 1.)
+        boxes = boxes * is_mixed.view(-1, 1)
+        everything = torch.arange(batch_size)
+        partners = everything.flip(0)
+        middle = batch_size // 2
+        if self.mode == 'pair':
+            blend = torch.cat([blend, blend.new_ones(1)])  # of the image in the middle
+            boxes = torch.cat([boxes, boxes.new_tensor([UNBOXED])])
+        elif batch_size % 2:
+            partners[middle] = 0
+        group = {'batch': torch.zeros_like(everything), 'pair': torch.minimum(everything, partners),
+                 'elem': everything}[self.mode]
+        return PairPlan(
+            everything[:0], everything, partners, blend[group], boxes[group],
+            inside=self.cutmix_minmax is not None, batch_size=batch_size)
+
+    def apply(self, images: torch.Tensor, targets: torch.Tensor, plan: PairPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        """ Mix a batch as planned.
+
+        Args:
+            images: (B, C, H, W).
+            targets: (B, classes) multi-hot, soft or with -1 for unknown, or (B,) integer classes.
+            plan: What `plan(B)` returned.
+        """
+        return mix_pairs(images, targets, plan, num_classes=self.num_classes)
+
+    def _draw(self, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw (count,) weights to blend with, 1 for CutMix, and (count, 4) boxes, empty for Mixup."""
+        switch_prob = self.switch_prob if self.mixup_alpha and self.cutmix_alpha else float(self.cutmix_alpha > 0)
+        is_cutmix = torch.rand(count, generator=generator) < switch_prob
+        places = torch.rand(count, 2, generator=generator).double()
+        blend = torch.ones(count, dtype=torch.float64)
+        sides = torch.zeros(count, 2, dtype=torch.float64)
+        if self.mixup_alpha:
+            blend = torch.where(is_cutmix, blend, draw_beta(self.mixup_alpha, count, generator))
+        if self.cutmix_minmax is not None:
+            low, high = self.cutmix_minmax
+            sides = low + (high - low) * torch.rand(count, 2, generator=generator).double()
+        elif self.cutmix_alpha:
+            sides = (1 - draw_beta(self.cutmix_alpha, count, generator)).sqrt().view(-1, 1).expand(-1, 2)
+        return blend, torch.cat([sides, places], dim=1) * is_cutmix.view(-1, 1)
+
+
+class SpliceWith(Mixup):
+    """ Append images of Mixup or CutMix to the batch, as SpliceMix appends grids.
+
+    The paper's (32, 8) is a batch of 32 with a ratio of 0.25, its (20, 20) a batch of 20 with a ratio of 1. Each image
+    of the batch is mixed once, with another, before any is mixed twice.
+
+    Args:
+        kind: 'mixup' or 'cutmix'.
+        ratio: Number of mixed images as a part of the batch size.
+        alpha: Weights or areas are drawn from Beta(alpha, alpha).
+        cutmix_minmax: Smallest and largest side of CutMix's box, as parts of the image's, instead of `alpha`.
+        prob: Probability of mixing a batch at all.
+        mode: Draw once per 'batch' or for each mixed image ('elem').
+        num_classes: Number of classes, needed for integer targets, which become one-hot.
+        seed: Seed of everything that is drawn.
+        rank: Rank of this process, that of `torch.distributed` if None.
+    """
+    KINDS = ('mixup', 'cutmix')
+    MODES = ('batch', 'elem')
+
+    def __init__(
+            self,
+            kind: str,
+            ratio: float = 0.25,
+            alpha: float = 1.,
+            cutmix_minmax: Optional[Sequence[float]] = None,
+            prob: float = 1.0,
+            mode: str = 'batch',
+            num_classes: Optional[int] = None,
+            seed: int = 0,
+            rank: Optional[int] = None,
+    ):
+        if kind not in self.KINDS:
+            raise UsageError(f'Expected kind to be one of {", ".join(self.KINDS)}, but got {kind!r}.')
+        if kind == 'mixup' and cutmix_minmax is not None:
+            raise UsageError(f"Expected cutmix_minmax with kind 'cutmix' only, but got {cutmix_minmax} with 'mixup'.")
+        alpha = check_alpha('alpha', alpha)
+        super().__init__(
+            mixup_alpha=alpha if kind == 'mixup' else 0., cutmix_alpha=alpha if kind == 'cutmix' else 0.,
+            cutmix_minmax=cutmix_minmax, prob=prob, mode=mode, num_classes=num_classes, seed=seed, rank=rank)
+        self.kind = kind
+        self.ratio = check_alpha('ratio', ratio)
+
+    def plan(self, batch_size: int) -> PairPlan:
+        """ Draw how the next batch is mixed, and move on to the step after it.
+
+        Args:
+            batch_size: Number of regular images.
+        """
+        generator = self._next_generator(batch_size)
+        is_mixed = float(torch.rand((), generator=generator)) < self.prob
+        count = int(self.ratio * batch_size + 1e-6)  # 0.29 * 100 is 29
+        if not self.mixup_enabled or not is_mixed or not count or batch_size == 1:
+            return PairPlan.unmixed(batch_size)
+        images, partners = [], []
+        for _ in range(0, count, batch_size):
+            order = torch.randperm(batch_size, generator=generator)
+            images.append(order)
+            partners.append(order.roll(batch_size // 2))  # no image's partner is itself
+        groups = count if self.mode == 'elem' else 1
+        blend, boxes = self._draw(groups, generator)
+        return PairPlan(
+            torch.arange(batch_size), torch.cat(images)[:count], torch.cat(partners)[:count],
+            blend.expand(count).clone(), boxes.expand(count, 4).clone(),
+            inside=self.cutmix_minmax is not None, batch_size=batch_size)
+
+
+class ResizeMix(Mixer):
+    """ Show in a box of each image another image of the batch as a whole.
+
+    Box and order of the partners are drawn once per batch. The centre of the box is anywhere in the image; what the
+    borders leave of the box is what the partner is resized to, bilinearly with aligned corners.
+
+    Args:
+        alpha: The box's side, as a part of the image's, is drawn from Beta(alpha, alpha) scaled to `scale`; the 1 of
+            the paper draws it uniformly.
+        scale: Smallest and largest side.
+        prob: Probability of mixing a batch.
+        num_classes: Number of classes, needed for integer targets, which become one-hot.
+        seed: Seed of everything that is drawn.
+        rank: Rank of this process, that of `torch.distributed` if None.
+    """
+
+    def __init__(
+            self,
+            alpha: float = 1.,
+            scale: Sequence[float] = (0.1, 0.8),
+            prob: float = 1.0,
+            num_classes: Optional[int] = None,
+            seed: int = 0,
+            rank: Optional[int] = None,
+    ):
+        super().__init__(num_classes, seed, rank)
+        if len(scale) != 2 or not 0 <= scale[0] <= scale[1] <= 1:
+            raise UsageError(f'Expected scale to be the smallest and the largest side, from 0 to 1, but got {scale}.')
+        self.alpha = check_alpha('alpha', alpha)
+        self.scale = tuple(scale)
+        self.prob = _check_probability('prob', prob)
+
+    def plan(self, batch_size: int) -> PairPlan:
+        """ Draw how the next batch is mixed, and move on to the step after it.
+
+        Args:
+            batch_size: Number of images.
+        """
+        generator = self._next_generator(batch_size)
+        is_mixed = float(torch.rand((), generator=generator)) < self.prob
+        if not self.mixup_enabled or not is_mixed or batch_size == 1:
+            return PairPlan.unmixed(batch_size)
+        order = torch.randperm(batch_size, generator=generator)
+        partners = torch.empty_like(order)
+        partners[order] = order.roll(1)  # one ring through all images: no image's partner is itself
+        place = torch.rand(2, generator=generator).double()
+        low, high = self.scale
+        side = low + (high - low) * draw_beta(self.alpha, 1, generator)
+        box = torch.cat([side, side, place]).expand(batch_size, 4)
+        everything = torch.arange(batch_size)
+        return PairPlan(
+            everything[:0], everything, partners, torch.ones(batch_size, dtype=torch.float64), box, resized=True,
+            batch_size=batch_size)
+
+    def apply(self, images: torch.Tensor, targets: torch.Tensor, plan: PairPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        """ Mix a batch as planned.
+
+        Args:
+            images: (B, C, H, W).
+            targets: (B, classes) multi-hot, soft or with -1 for unknown, or (B,) integer classes.
+            plan: What `plan(B)` returned.
+        """
+        return mix_pairs(images, targets, plan, num_classes=self.num_classes)

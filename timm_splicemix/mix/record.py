@@ -8,6 +8,7 @@ from typing import Iterator, Optional, Sequence
 
 import torch
 
+from ..errors import UsageError
 from .grid import Grid
 
 
@@ -27,7 +28,7 @@ class SpliceRecord:
     def __post_init__(self):
         shape = (len(self.sources), self.grid.cells)
         if self.sources.shape != shape or self.dropped.shape != shape:
-            raise ValueError(
+            raise UsageError(
                 f'Expected sources and dropped of shape (M, {self.grid.cells}) for a {self.grid} grid, '
                 f'but got {tuple(self.sources.shape)} and {tuple(self.dropped.shape)}.')
 
@@ -124,11 +125,11 @@ def sample_record(
         The record to be given to `splice`.
     """
     if batch_size < 1:
-        raise ValueError(f'Expected a batch of at least one image, but got batch_size={batch_size}.')
+        raise UsageError(f'Expected a batch of at least one image, but got batch_size={batch_size}.')
     if num_mixed < 0:
-        raise ValueError(f'Expected num_mixed to be at least 0, but got {num_mixed}.')
+        raise UsageError(f'Expected num_mixed to be at least 0, but got {num_mixed}.')
     if not 0 <= num_dropped < grid.cells:
-        raise ValueError(f'Expected num_dropped from 0 to {grid.cells - 1} for a {grid} grid, but got {num_dropped}.')
+        raise UsageError(f'Expected num_dropped from 0 to {grid.cells - 1} for a {grid} grid, but got {num_dropped}.')
     dropped = draw_dropped([num_dropped] * num_mixed, grid.cells, generator)
     sources, = deal_sources(batch_size, [dropped], generator)
     return SpliceRecord(grid, sources, dropped)

@@ -4,7 +4,8 @@ from typing import Any, Optional
 
 import torch
 
-from .drawing import Mixer, check_alpha, distributed_rank
+from ..errors import UsageError
+from .base import Mixer, check_alpha, distributed_rank
 from .pairs import PairPlan, mix_pairs
 from .splicemix import _check_probability
 
@@ -79,7 +80,7 @@ class RecursiveMix(Mixer):
     ):
         super().__init__(num_classes, seed, rank)
         if check_alpha('alpha', alpha) > 1:
-            raise ValueError(f'Expected alpha to be a part of the area, at most 1, but got {alpha}.')
+            raise UsageError(f'Expected alpha to be a part of the area, at most 1, but got {alpha}.')
         self.alpha = float(alpha)
         self.prob = _check_probability('prob', prob)
         self._previous: Optional[Remembered] = None
@@ -94,7 +95,7 @@ class RecursiveMix(Mixer):
             logits: (B, classes), what the model said about them.
         """
         if not len(images) == len(targets) == len(logits):
-            raise ValueError(
+            raise UsageError(
                 f'Expected as many targets and logits as images, but got {len(targets)} targets and {len(logits)} '
                 f'logits for {len(images)} images.')
         self._previous = Remembered(images.detach(), targets.detach(), logits.detach())

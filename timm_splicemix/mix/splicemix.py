@@ -11,30 +11,37 @@ from typing import Optional, Sequence, Union
 import torch
 import torch.nn.functional as F
 
-from .drawing import Mixer
+from ..errors import UsageError
+from .base import Mixer
 from .grid import Grid, parse_grids
-from .record import MixPlan, SpliceRecord, deal_sources, draw_dropped, sample_record
+from .record import (
+    MixPlan,
+    SpliceRecord,
+    deal_sources,
+    draw_dropped,
+    sample_record,
+)
 
 __all__ = ['Grid', 'MixPlan', 'SpliceMix', 'SpliceRecord', 'parse_grids', 'sample_record', 'splice', 'split_cells']
 
 
 def _check_batch(images: torch.Tensor, targets: torch.Tensor) -> None:
     if images.ndim != 4:
-        raise ValueError(f'Expected images of shape (B, C, H, W), but got {tuple(images.shape)}.')
+        raise UsageError(f'Expected images of shape (B, C, H, W), but got {tuple(images.shape)}.')
     if not images.is_floating_point() and images.dtype != torch.uint8:
-        raise ValueError(f'Expected images of a floating point type or uint8, but got {images.dtype}.')
+        raise UsageError(f'Expected images of a floating point type or uint8, but got {images.dtype}.')
     if targets.ndim != 2:
-        raise ValueError(f'Expected targets of shape (B, classes), but got {tuple(targets.shape)}.')
+        raise UsageError(f'Expected targets of shape (B, classes), but got {tuple(targets.shape)}.')
     if len(targets) != len(images):
-        raise ValueError(
+        raise UsageError(
             f'Expected as many targets as images, but got {len(targets)} targets for {len(images)} images.')
     if targets.device != images.device:
-        raise ValueError(
+        raise UsageError(
             f'Expected images and targets on one device, but got {images.device} and {targets.device}.')
     if targets.device.type == 'cpu' and targets.dtype != torch.bool:  # looking at a GPU's values would wait for it
         valid = (targets.clamp(0, 1) == targets) | (targets == -1)
         if not valid.all():
-            raise ValueError(
+            raise UsageError(
                 'Expected targets in [0, 1], or -1 for unknown, '
                 f'but got {targets[~valid][0].item()}: are these logits, counts or class indices?')
 
@@ -42,10 +49,10 @@ def _check_batch(images: torch.Tensor, targets: torch.Tensor) -> None:
 def _check_record(record: SpliceRecord, images: torch.Tensor) -> None:
     num_images, _, height, width = images.shape
     if height < record.grid.rows or width < record.grid.cols:
-        raise ValueError(
+        raise UsageError(
             f'Expected images with a pixel for each cell of a {record.grid} grid, but got {height} x {width} pixels.')
     if record.num_mixed and not 0 <= int(record.sources.min()) <= int(record.sources.max()) < num_images:
-        raise ValueError(
+        raise UsageError(
             f'Expected sources among the {num_images} images of the batch, '
             f'but got {int(record.sources.min())} to {int(record.sources.max())}.')
 
@@ -54,11 +61,11 @@ def _fill_value(fill: Union[float, Sequence[float]], images: torch.Tensor) -> to
     """The value of a dropped cell as a tensor that broadcasts over (M, C, h, w)."""
     values = [fill] if isinstance(fill, Real) else list(fill)
     if len(values) not in (1, images.shape[1]):
-        raise ValueError(
+        raise UsageError(
             f'Expected fill to be one number or {images.shape[1]}, one for each channel, but got {len(values)}.')
     if images.dtype == torch.uint8:
         if not all(0 <= value <= 255 for value in values):
-            raise ValueError(f'Expected fill from 0 to 255 for uint8 images, but got {fill}.')
+            raise UsageError(f'Expected fill from 0 to 255 for uint8 images, but got {fill}.')
         values = [round(value) for value in values]
     return torch.tensor(values, dtype=images.dtype).view(1, -1, 1, 1).to(images.device, non_blocking=True)
 
@@ -166,7 +173,7 @@ def splice(
     if out is None:
         out = _empty(images, record.num_mixed)
     elif out.shape != shape or out.dtype != images.dtype or out.device != images.device:
-        raise ValueError(
+        raise UsageError(
             f'Expected out of shape {shape}, {images.dtype} on {images.device}, '
             f'but got {tuple(out.shape)}, {out.dtype} on {out.device}.')
     return out, _splice_into(out, images, targets, record, fill)
@@ -226,7 +233,7 @@ def split_cells(maps: torch.Tensor, grid: Grid) -> torch.Tensor:
         (M * cells, C, h, w), in the order of `record.sources.flatten()`.
     """
     if maps.ndim != 4:
-        raise ValueError(f'Expected maps of shape (M, C, H, W), but got {tuple(maps.shape)}.')
+        raise UsageError(f'Expected maps of shape (M, C, H, W), but got {tuple(maps.shape)}.')
     num_maps, channels, height, width = maps.shape
     cell_height, cell_width = max(1, height // grid.rows), max(1, width // grid.cols)
     size = (cell_height * grid.rows, cell_width * grid.cols)
@@ -247,7 +254,7 @@ def _one_hot(targets: torch.Tensor, num_classes: int) -> torch.Tensor:
     if targets.device.type == 'cpu' and len(targets):  # looking at a GPU's values would wait for it
         lowest, highest = int(targets.min()), int(targets.max())
         if lowest < 0 or highest >= num_classes:
-            raise ValueError(
+            raise UsageError(
                 f'Expected integer targets from 0 to {num_classes - 1}, but got {lowest} to {highest}.')
     zeros = torch.zeros(len(targets), num_classes, device=targets.device)
     return zeros.scatter_(1, targets.long().unsqueeze(1), 1.)
@@ -260,13 +267,13 @@ def _as_grids(grids: Union[str, Grid, Sequence[Union[str, Grid]]]) -> tuple[Grid
         return (grids,)
     grids = tuple(part for grid in grids for part in (parse_grids(grid) if isinstance(grid, str) else (grid,)))
     if not grids or not all(isinstance(grid, Grid) for grid in grids):
-        raise ValueError(f"Expected at least one grid, such as '2x2', but got {list(grids)}.")
+        raise UsageError(f"Expected at least one grid, such as '2x2', but got {list(grids)}.")
     return grids
 
 
 def _check_probability(name: str, value: float) -> float:
     if not isinstance(value, Real) or not 0 <= value <= 1:
-        raise ValueError(f'Expected {name} to be a probability from 0 to 1, but got {value}.')
+        raise UsageError(f'Expected {name} to be a probability from 0 to 1, but got {value}.')
     return float(value)
 
 
@@ -314,14 +321,14 @@ class SpliceMix(Mixer):
         super().__init__(num_classes, seed, rank)
         self.grids = _as_grids(grids)
         if ratio != 'ref' and (not isinstance(ratio, Real) or not 0 <= ratio < math.inf):
-            raise ValueError(f"Expected ratio to be a number of at least 0 or 'ref', but got {ratio!r}.")
+            raise UsageError(f"Expected ratio to be a number of at least 0 or 'ref', but got {ratio!r}.")
         if mode not in self.MODES:
-            raise ValueError(f'Expected mode to be one of {", ".join(self.MODES)}, but got {mode!r}.')
+            raise UsageError(f'Expected mode to be one of {", ".join(self.MODES)}, but got {mode!r}.')
         if batch not in self.BATCHES:
-            raise ValueError(f'Expected batch to be one of {", ".join(self.BATCHES)}, but got {batch!r}.')
+            raise UsageError(f'Expected batch to be one of {", ".join(self.BATCHES)}, but got {batch!r}.')
         fills = [fill] if isinstance(fill, Real) else fill
         if isinstance(fills, str) or not all(isinstance(value, Real) and math.isfinite(value) for value in fills):
-            raise ValueError(f'Expected fill to be a number, or one for each channel, but got {fill!r}.')
+            raise UsageError(f'Expected fill to be a number, or one for each channel, but got {fill!r}.')
         self.ratio = ratio
         self.drop_prob = _check_probability('drop_prob', drop_prob)
         self.prob = _check_probability('prob', prob)
@@ -372,17 +379,17 @@ class SpliceMix(Mixer):
         """
         if targets.ndim == 1 and not targets.is_floating_point():
             if self.num_classes is None:
-                raise ValueError('Expected num_classes to be given for integer targets, but got None: '
+                raise UsageError('Expected num_classes to be given for integer targets, but got None: '
                                  'set SpliceMix(num_classes=...).')
             targets = _one_hot(targets, self.num_classes)
         _check_batch(images, targets)
         if self.num_classes is not None and targets.shape[1] != self.num_classes:
-            raise ValueError(f'Expected targets of {self.num_classes} classes, but got {targets.shape[1]}.')
+            raise UsageError(f'Expected targets of {self.num_classes} classes, but got {targets.shape[1]}.')
         if plan.batch_size not in (None, len(images)):
-            raise ValueError(f'Expected a plan for {len(images)} images, but got one for {plan.batch_size}.')
+            raise UsageError(f'Expected a plan for {len(images)} images, but got one for {plan.batch_size}.')
         num_kept = len(plan.kept)
         if num_kept and not 0 <= int(plan.kept.min()) <= int(plan.kept.max()) < len(images):
-            raise ValueError(f'Expected a plan for {len(images)} images, but got one that keeps {plan.kept.tolist()}.')
+            raise UsageError(f'Expected a plan for {len(images)} images, but got one that keeps {plan.kept.tolist()}.')
         keeps_all = torch.equal(plan.kept, torch.arange(len(images)))
         if keeps_all and not plan.records:
             return images, targets

@@ -1,7 +1,14 @@
 """ What timm's model zoo lacks """
+from .classifier import (
+    classifier_parameters,
+    freeze_batch_norm,
+    init_classifier,
+    mean_prior_bias,
+    prior_bias,
+)
+from .create import create_model
 from .feature_map import FeatureMap, check_consistency, describe_features
-from .head import classifier_parameters, freeze_batch_norm, init_classifier, mean_prior_bias, prior_bias
-from .pooling import create_model, is_max_pooled
+from .pooling import is_max_pooled
 from .shufflenetv2 import ShuffleNetV2
 
 __all__ = [

@@ -10,6 +10,8 @@ from typing import Iterator, Optional, Union
 import torch
 from torch import nn
 
+from ..errors import UsageError
+
 __all__ = ['FeatureMap', 'check_consistency', 'describe_features']
 
 # What timm's models raise at an image size, a pooling or a crop of the map that they can't take.
@@ -174,7 +176,7 @@ def run_features(
     try:
         features = model.forward_features(_randn((1, channels, height, width), like))
     except REFUSALS as error:
-        raise ValueError(
+        raise UsageError(
             f'Expected an input size that {model_name(model)} takes, but got {channels} x {height} x {width}: '
             f'{_one_line(error)}') from error
     return _layout(model, features, (height, width)), features
@@ -310,7 +312,7 @@ def check_consistency(model: nn.Module, input_size: Union[int, tuple[int, ...]])
         >>> import timm
         >>> check_consistency(timm.create_model('vit_tiny_patch16_224', global_pool='token'), 224)
         Traceback (most recent call last):
-        ValueError: Expected a head that sees the feature map alone for consistency learning, but got ...
+        timm_splicemix.errors.UsageError: Expected a head that sees the feature map alone ...
     """
     with probing(model):
         feature_map, features = run_features(model, input_size)
@@ -318,20 +320,20 @@ def check_consistency(model: nn.Module, input_size: Union[int, tuple[int, ...]])
             raise NoFeatureMap(model, 'images of this size leave it a single position, larger ones are needed')
         logits = model.forward_head(features)
         if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
-            raise ValueError(
+            raise UsageError(
                 'Expected a head that returns (N, classes) for consistency learning, '
                 f'but got that of {model_name(model)}: use --gp max or --gp avg.')
         again = model.forward_head(feature_map.join(*feature_map.split(features)))
         if not torch.allclose(again, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
-            raise ValueError(f'Expected features laid out as {feature_map}, but got others of {model_name(model)}.')
+            raise UsageError(f'Expected features laid out as {feature_map}, but got others of {model_name(model)}.')
         try:
             sees_maps_alone = HeadProbe(model, feature_map, features, part=True).sees_maps_alone()
         except REFUSALS as error:
-            raise ValueError(
+            raise UsageError(
                 'Expected a head that takes a part of the feature map for consistency learning, '
                 f'but got that of {model_name(model)}: use --gp max or --gp avg ({_one_line(error)})') from error
         if not sees_maps_alone:
-            raise ValueError(
+            raise UsageError(
                 'Expected a head that sees the feature map alone for consistency learning, '
                 f'but got that of {model_name(model)}: it reads the class token, which has seen all cells of a mixed '
                 'image; use --gp max or --gp avg where the model takes them, else plain SpliceMix.')

@@ -15,6 +15,8 @@ from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_c
 from timm.models._features import feature_take_indices
 from torch import nn
 
+from ..errors import UsageError
+
 __all__ = ['ShuffleNetV2']  # register_model adds the functions
 
 
@@ -47,7 +49,7 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
             dtype: Optional[torch.dtype] = None,
     ):
         if output_stride != 32:
-            raise ValueError(f'Expected output_stride of 32, but got {output_stride}: ShuffleNetV2 has no other.')
+            raise UsageError(f'Expected output_stride of 32, but got {output_stride}: ShuffleNetV2 has no other.')
         super().__init__(list(stages_repeats), list(stages_out_channels), num_classes=1)  # its classifier is replaced
         stem_chs, *stage_chs, self.num_features = stages_out_channels
         if in_chans != 3:
@@ -94,7 +96,7 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
         if global_pool is None:
             global_pool = self.global_pool.pool_type
         if num_classes and not global_pool:
-            raise ValueError(
+            raise UsageError(
                 f"Expected a global_pool for a classifier of {num_classes} classes, but got '': set num_classes=0.")
         self.num_classes = num_classes
         self.global_pool, self.fc = create_classifier(
@@ -125,7 +127,7 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
             The output of `forward_features`, or the last map that was computed if stopped early, and the list of maps.
         """
         if output_fmt != 'NCHW':
-            raise ValueError(f"Expected output_fmt of 'NCHW', but got {output_fmt!r}.")
+            raise UsageError(f"Expected output_fmt of 'NCHW', but got {output_fmt!r}.")
         take_indices, max_index = feature_take_indices(len(self.feature_info), indices)
         last = len(self.feature_info) - 1
         intermediates = []

@@ -5,7 +5,7 @@ from typing import Optional, Union
 import torch
 from torch import nn
 
-__all__ = ['classifier_parameters', 'freeze_batch_norm', 'init_classifier', 'mean_prior_bias', 'prior_bias']
+from ..errors import UsageError
 
 
 def _classifiers(model: nn.Module) -> list[nn.Module]:
@@ -23,7 +23,7 @@ def classifier_parameters(model: nn.Module) -> list[nn.Parameter]:
     """
     parameters = [parameter for head in _classifiers(model) for parameter in head.parameters()]
     if not parameters:
-        raise ValueError(f'Expected a model with a classifier, but got {type(model).__name__}, which has none.')
+        raise UsageError(f'Expected a model with a classifier, but got {type(model).__name__}, which has none.')
     return parameters
 
 
@@ -61,7 +61,7 @@ def init_classifier(
                 layer_bias.mul_(scale)
         if bias is not None:
             if layer_bias is None:
-                raise ValueError('Expected a classifier with biases to set them, but got one without.')
+                raise UsageError('Expected a classifier with biases to set them, but got one without.')
             layer_bias.copy_(torch.as_tensor(bias, dtype=layer_bias.dtype).expand_as(layer_bias))
 
 

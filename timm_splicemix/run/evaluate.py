@@ -1,69 +1,12 @@
 """ One evaluation, of several labels or of one """
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Optional
 
 import torch
-from timm.utils import accuracy
 from torch import nn
 
-from ..metrics import MultilabelMeter
-from .progress import Averages, Progress
-from .step import Step
-
-
-class AccuracyMeter:
-    """ Top-1 and top-5 accuracy of single labels, over all processes; the counterpart of `MultilabelMeter`.
-
-    Args:
-        device: Where predictions are.
-    """
-
-    def __init__(self, device: torch.device):
-        self.counts = torch.zeros(3, dtype=torch.float64, device='cpu' if device.type == 'mps' else device)
-
-    def __len__(self) -> int:
-        return int(self.counts[2])
-
-    def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: Optional[Sequence[int]] = None) -> None:
-        """ Count a batch.
-
-        Args:
-            logits: (B, classes).
-            targets: (B,) class indices.
-            indices: Not needed: no sample comes twice.
-        """
-        top1, top5 = accuracy(logits, targets, topk=(1, 5))
-        number = len(targets)
-        counts = torch.stack([top1 * number / 100, top5 * number / 100, top1.new_tensor(number)])
-        self.counts += counts.to(self.counts)
-
-    def compute(self) -> dict[str, float]:
-        """Accuracies in percent."""
-        counts = self.counts.clone()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(counts)
-        top1, top5, number = counts.tolist()
-        return {'top1': 100 * top1 / max(number, 1), 'top5': 100 * top5 / max(number, 1)}
-
-
-def create_meter(
-        multi_label: bool,
-        num_classes: int,
-        device: torch.device,
-        class_names: Sequence[str] = (),
-        preset: str = 'paper',
-) -> Any:
-    """ What scores the predictions of a data set.
-
-    Args:
-        multi_label: Whether an image has any number of classes.
-        num_classes: Number of classes.
-        device: Where predictions are.
-        class_names: Names of the classes, for warnings.
-        preset: Definition of the multi-label metrics.
-    """
-    if not multi_label:
-        return AccuracyMeter(device)
-    return MultilabelMeter(num_classes, preset=preset, class_names=class_names or None)
+from ..errors import UsageError
+from .engine import Step
+from .progress import LossMeter, Progress
 
 
 @torch.inference_mode()
@@ -97,7 +40,7 @@ def evaluate(
         'loss' if there is a criterion, then the metrics of the meter.
     """
     model.eval()
-    averages = Averages(step.device)
+    averages = LossMeter(step.device)
     progress = Progress(name, len(loader), 0, log_interval, is_primary)
     for batch, (images, targets) in enumerate(loader):
         images, targets = step.to_device(images, targets)
@@ -108,8 +51,8 @@ def evaluate(
             averages.update({'loss': criterion(logits, targets)}, len(images))
         meter.update(logits, targets, loader.indices if None not in loader.indices else None)
         progress.add(len(images))
-        if progress.is_time_to_tell(batch):
-            progress.tell(batch, averages.compute() if averages.sums else {})
+        if progress.should_log(batch):
+            progress.log(batch, averages.compute() if averages.sums else {})
         if after_batch is not None:
             after_batch(batch + 1)
     progress.close()
@@ -132,4 +75,4 @@ def _check_all_scored(meter: Any, loader: Any, distributed: bool, device: torch.
     if distributed:
         torch.distributed.all_reduce(scored)
     if int(scored) != number:
-        raise ValueError(f'Expected to score {number} images, but got {int(scored)}.')
+        raise UsageError(f'Expected to score {number} images, but got {int(scored)}.')

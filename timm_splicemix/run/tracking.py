@@ -6,7 +6,8 @@ from typing import Any, Optional
 
 from timm.utils import update_summary
 
-from .report import draw_curves, written_whole
+from ..draw import draw_curves
+from ..files import atomic_write
 
 
 def read_summary(path: Path) -> list[dict[str, str]]:
@@ -62,7 +63,7 @@ class Tracker:
             evaluation = {name[5:]: '' for name in rows[0] if name.startswith('eval_')}
         elif rows and list(rows[0]) != columns:
             self._rewrite(rows, columns)
-        with written_whole(self.summary) as temporary:
+        with atomic_write(self.summary) as temporary:
             if rows:
                 shutil.copyfile(self.summary, temporary)
             update_summary(
@@ -90,7 +91,7 @@ class Tracker:
             self._rewrite(kept, list(rows[0]))
 
     def _rewrite(self, rows: list[dict[str, str]], columns: list[str]) -> None:
-        with written_whole(self.summary) as temporary, open(temporary, 'w', newline='') as file:
+        with atomic_write(self.summary) as temporary, open(temporary, 'w', newline='') as file:
             writer = csv.DictWriter(file, columns, restval='', extrasaction='ignore')
             writer.writeheader()
             writer.writerows(rows)

@@ -10,7 +10,8 @@ from typing import Any, Optional, Union
 import torch
 from pycocotools.coco import COCO
 
-from .reader import MultiLabelReader, check_files_exist, check_unique
+from ...errors import UsageError
+from .base import MultiLabelReader, check_files_exist, check_unique
 
 CLASS_ORDERS = ('id', 'name')
 
@@ -37,7 +38,7 @@ class ReaderCoco(MultiLabelReader):
             images_must_exist: bool = True,
     ):
         if class_order not in CLASS_ORDERS:
-            raise ValueError(f"Expected class_order to be {' or '.join(CLASS_ORDERS)}, but got '{class_order}'.")
+            raise UsageError(f"Expected class_order to be {' or '.join(CLASS_ORDERS)}, but got '{class_order}'.")
         coco = _load(Path(annotations))
         _check_consistent(coco, annotations)
         names = {category: entry['name'] for category, entry in coco.cats.items()}
@@ -50,7 +51,7 @@ class ReaderCoco(MultiLabelReader):
             for annotation in coco.imgToAnns[image_id]:
                 column = class_of.get(annotation['category_id'])
                 if column is None:
-                    raise ValueError(
+                    raise UsageError(
                         f"Expected the id of one of the {len(categories)} categories, but got "
                         f"{annotation['category_id']} in annotation {annotation['id']} of {annotations}.")
                 targets[row, column] = 1
@@ -66,15 +67,15 @@ class ReaderCoco(MultiLabelReader):
 
 def _load(annotations: Path) -> COCO:
     if not annotations.is_file():
-        raise ValueError(f'Expected an annotation file, but got {annotations}, which does not exist.')
+        raise UsageError(f'Expected an annotation file, but got {annotations}, which does not exist.')
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools tells its progress to the standard output
         try:
             coco = COCO(str(annotations))
         except (json.JSONDecodeError, UnicodeDecodeError, AssertionError, KeyError, TypeError) as error:
-            raise ValueError(f'Expected annotations in COCO format, but got {annotations}: {error!r}') from error
+            raise UsageError(f'Expected annotations in COCO format, but got {annotations}: {error!r}') from error
     for part in ('images', 'annotations', 'categories'):
         if part not in coco.dataset:
-            raise ValueError(f"Expected annotations in COCO format, but got {annotations} without '{part}'.")
+            raise UsageError(f"Expected annotations in COCO format, but got {annotations} without '{part}'.")
     return coco
 
 
@@ -84,15 +85,15 @@ def _check_consistent(coco: COCO, annotations: Union[str, Path]) -> None:
         entries = coco.dataset[part]
         lacking = next((entry for entry in entries if key not in entry), None)
         if lacking is not None:
-            raise ValueError(f"Expected a {key} for each of the {part}, but got {lacking} in {annotations}.")
+            raise UsageError(f"Expected a {key} for each of the {part}, but got {lacking} in {annotations}.")
         counts = Counter(entry['id'] for entry in entries)
         double = next((number for number, count in counts.items() if count > 1), None)
         if double is not None:
-            raise ValueError(
+            raise UsageError(
                 f'Expected an id of its own for each of the {part}, but got {double} twice in {annotations}.')
     lost = next((entry for entry in coco.dataset['annotations'] if entry['image_id'] not in coco.imgs), None)
     if lost is not None:
-        raise ValueError(
+        raise UsageError(
             f"Expected annotations of the images that are listed, but got annotation {lost['id']} of image "
             f"{lost['image_id']} in {annotations}.")
 
@@ -117,7 +118,7 @@ def find_coco(root: Union[str, Path], split: str, year: Optional[str]) -> tuple[
     file = Path(root) / 'annotations' / f'instances_{name}.json'
     if not file.is_file():
         there = ', '.join(sorted(path.name for path in file.parent.glob('instances_*.json'))) or 'no such file'
-        raise ValueError(f'Expected {file}, but got {there} in {file.parent}: name another split or annotation file.')
+        raise UsageError(f'Expected {file}, but got {there} in {file.parent}: name another split or annotation file.')
     return Path(root) / name, file
 
 

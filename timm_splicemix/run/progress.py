@@ -7,10 +7,12 @@ from typing import Any, Optional
 import torch
 from tqdm import tqdm
 
+from ..errors import UsageError
+
 _logger = logging.getLogger(__name__)
 
 
-class Averages:
+class LossMeter:
     """ Means over the images of an epoch, summed where the values are, so that nothing waits for a GPU.
 
     Args:
@@ -93,7 +95,7 @@ class FiniteCheck:
         files = dict(self.seen).get(bad)
         self.seen.clear()
         if bad >= 0:
-            raise ValueError(
+            raise UsageError(
                 f'Expected a finite loss, but got one that is not in batch {bad} of the epoch, of '
                 f'{", ".join(files or ["unknown files"])}: lower --lr, lengthen --warmup-epochs, set --clip-grad, or '
                 'use --amp-dtype bfloat16; the last checkpoint is from before.')
@@ -126,10 +128,10 @@ class Progress:
         if self.bar is not None:
             self.bar.update()
 
-    def is_time_to_tell(self, batch: int) -> bool:
+    def should_log(self, batch: int) -> bool:
         return (batch + 1) % self.interval == 0 or batch + 1 == self.total
 
-    def tell(self, batch: int, losses: dict[str, float], optimizer: Optional[torch.optim.Optimizer] = None) -> None:
+    def log(self, batch: int, losses: dict[str, float], optimizer: Optional[torch.optim.Optimizer] = None) -> None:
         if not self.is_primary:
             return
         seconds = max(time.perf_counter() - self.began, 1e-9)

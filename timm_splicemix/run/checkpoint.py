@@ -13,15 +13,11 @@ from timm.models import clean_state_dict
 from timm.utils import CheckpointSaver
 from torch import nn
 
-from .models import create_model
-from .report import written_whole
+from ..errors import UsageError
+from ..files import atomic_write
+from ..models import create_model
 
 _logger = logging.getLogger(__name__)
-
-__all__ = [
-    'CheckpointInfo', 'RunSaver', 'check_same_model', 'find_checkpoint', 'has_checkpoints', 'load_checkpoint',
-    'load_weights', 'read_checkpoint', 'read_tensors']
-
 LAST, BEST = 'last.pth.tar', 'model_best.pth.tar'
 _OURS = 'timm_splicemix'  # key of what timm's checkpoints don't have
 
@@ -72,21 +68,21 @@ def read_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f'Expected a checkpoint, but got {path}, which is no file.')
+        raise UsageError(f'Expected a checkpoint, but got {path}, which is no file.')
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # timm keeps its settings so
             state = torch.load(path, map_location='cpu', weights_only=True)
     except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
         reason = str(error).strip().splitlines()
-        raise ValueError(
+        raise UsageError(
             f'Expected a checkpoint, but got {path}, which is not one or is not whole '
             f'({reason[0][:120] if reason else type(error).__name__}).') from error
     if not isinstance(state, dict):
-        raise ValueError(f'Expected a checkpoint, but got {path}, which holds a {type(state).__name__}.')
+        raise UsageError(f'Expected a checkpoint, but got {path}, which holds a {type(state).__name__}.')
     if 'state_dict' not in state:
         weights = state.get('model', state)
         if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-            raise ValueError(f'Expected a checkpoint, but got {path}, which holds no weights of a model.')
+            raise UsageError(f'Expected a checkpoint, but got {path}, which holds no weights of a model.')
         state = {'state_dict': weights}
     return state
 
@@ -104,7 +100,7 @@ def read_tensors(path: Union[str, Path]) -> Optional[list[torch.Tensor]]:
         try:
             return list(load_file(path).values())
         except (OSError, SafetensorError) as error:
-            raise ValueError(f'Expected a file of safetensors, but got {path}: {error}') from error
+            raise UsageError(f'Expected a file of safetensors, but got {path}: {error}') from error
     state = read_checkpoint(path)
     parts = [state.get(name) or {} for name in ('state_dict', 'state_dict_ema')]
     return [value for part in parts for value in part.values() if isinstance(value, torch.Tensor)]
@@ -131,7 +127,7 @@ def load_checkpoint(
     state = read_checkpoint(path)
     ours = state.get(_OURS)
     if ours is None:
-        raise ValueError(
+        raise UsageError(
             f'Expected a checkpoint of train.py, but got {path}, which does not say what model it is: '
             'give --model, --num-classes and --gp.')
     info = CheckpointInfo(
@@ -156,10 +152,10 @@ def load_weights(model: nn.Module, state_dict: dict[str, torch.Tensor], path: Un
     missing, unknown = sorted(mine.keys() - state_dict.keys()), sorted(state_dict.keys() - mine.keys())
     if missing or unknown:
         what = f'no {missing[0]}' if missing else f'{unknown[0]}, which the model has not'
-        raise ValueError(f'Expected a checkpoint of the same model, but got {path} with {what}.')
+        raise UsageError(f'Expected a checkpoint of the same model, but got {path} with {what}.')
     for name, value in mine.items():
         if value.shape != state_dict[name].shape:
-            raise ValueError(
+            raise UsageError(
                 f'Expected {name} of shape {tuple(value.shape)}, but got {tuple(state_dict[name].shape)} in {path}: '
                 'it is of another model, image size or number of classes.')
     model.load_state_dict(state_dict)
@@ -174,11 +170,11 @@ def check_same_model(state: dict[str, Any], info: CheckpointInfo, path: Path) ->
         path: Where the checkpoint is.
     """
     if 'arch' in state and state['arch'] != info.model_name:
-        raise ValueError(f"Expected a checkpoint of {info.model_name}, but got {path} of {state['arch']}.")
+        raise UsageError(f"Expected a checkpoint of {info.model_name}, but got {path} of {state['arch']}.")
     saved = state.get(_OURS, {}).get('info', {})
     names = saved.get('class_names')
     if names and info.class_names and list(names) != list(info.class_names):
-        raise ValueError(
+        raise UsageError(
             f'Expected a checkpoint with the classes of the data set ({len(info.class_names)}), but got {path} with '
             f'{len(names)} others.')
 
@@ -203,7 +199,7 @@ def find_checkpoint(path: Union[str, Path]) -> Path:
         return path
     candidates = [file for file in (path / LAST, *path.glob('recovery-*.pth.tar')) if file.is_file()]
     if not candidates:
-        raise ValueError(f'Expected a folder with checkpoints, but got {path}, which has no {LAST}.')
+        raise UsageError(f'Expected a folder with checkpoints, but got {path}, which has no {LAST}.')
 
     def progress(file: Path) -> tuple[int, int]:
         state = read_checkpoint(file)
@@ -241,7 +237,7 @@ class RunSaver(CheckpointSaver):
             max_history: int = 10,
     ):
         if max_history < 1:
-            raise ValueError(f'Expected to keep at least 1 checkpoint, but got --checkpoint-hist {max_history}.')
+            raise UsageError(f'Expected to keep at least 1 checkpoint, but got --checkpoint-hist {max_history}.')
         super().__init__(
             model=task.get_eval_model(), optimizer=optimizer, amp_scaler=scaler, checkpoint_dir=str(folder),
             recovery_dir=str(folder), decreasing=decreasing, max_history=max_history, task=task)
@@ -355,7 +351,7 @@ class RunSaver(CheckpointSaver):
         if metric is not None:
             state['metric'] = metric
         try:
-            with written_whole(save_path) as temporary:
+            with atomic_write(save_path) as temporary:
                 torch.save(state, temporary)
         except (OSError, RuntimeError) as error:  # torch makes a full disk a RuntimeError
             raise OSError(
@@ -363,6 +359,6 @@ class RunSaver(CheckpointSaver):
                 f'what was saved before is whole, go on from it by --resume {self.folder}') from error
 
     def _duplicate(self, src: Union[str, Path], dst: Union[str, Path]) -> None:
-        with written_whole(dst) as temporary:
+        with atomic_write(dst) as temporary:
             temporary.unlink()
             super()._duplicate(str(src), str(temporary))

@@ -1,14 +1,78 @@
-""" One epoch of training """
+""" How a batch becomes an update of the weights """
 import contextlib
 import math
+from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Optional
 
 import torch
 from timm.scheduler.scheduler import Scheduler
 from timm.task import TrainingTask
+from timm.utils import dispatch_clip_grad
 
-from .progress import Averages, FiniteCheck, Progress
-from .step import Step
+from ..errors import UsageError
+from .progress import FiniteCheck, LossMeter, Progress
+
+
+@dataclass
+class Step:
+    """ How a batch becomes an update of the weights.
+
+    Args:
+        device: Device that batches are on or go to.
+        image_dtype: Type of the images.
+        autocast: Makes the context of a forward pass.
+        scaler: Scales losses so that small gradients survive float16; None without need.
+        accumulate: Number of batches whose gradients make one update.
+        clip_grad: Limit of gradients, None for none.
+        clip_mode: What is limited: 'norm', 'value', or 'agc' (adaptive, all but the classifier).
+        create_graph: Keep the graph of gradients, for second order optimizers.
+        channels_last: Whether images are stored with channels last.
+        synchronize: Wait for the device after each update.
+    """
+    device: torch.device
+    image_dtype: Optional[torch.dtype] = None
+    autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    scaler: Any = None
+    accumulate: int = 1
+    clip_grad: Optional[float] = None
+    clip_mode: str = 'norm'
+    create_graph: bool = False
+    channels_last: bool = False
+    synchronize: bool = False
+
+    def to_device(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """ A batch where and how the model wants it; a prefetcher has done most of it already.
+
+        Args:
+            images: (B, C, H, W).
+            targets: (B,) or (B, classes).
+        """
+        images = images.to(self.device, self.image_dtype, non_blocking=True)
+        targets = targets.to(self.device, non_blocking=True)
+        # Decoders may give either.
+        memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
+        return images.contiguous(memory_format=memory_format), targets
+
+    def backward(self, task: TrainingTask, optimizer: torch.optim.Optimizer, loss: torch.Tensor, update: bool) -> None:
+        """ Add the gradients of a loss, and update the weights with them if it is time.
+
+        Args:
+            task: Knows which gradients are limited.
+            optimizer: Makes the update.
+            loss: Loss of one batch, already divided by the number of batches of an update.
+            update: Whether this is the last batch of an update.
+        """
+        parameters = task.get_clip_parameters(exclude_head='agc' in self.clip_mode)
+        if self.scaler is not None:
+            self.scaler(
+                loss, optimizer, clip_grad=self.clip_grad, clip_mode=self.clip_mode, parameters=parameters,
+                create_graph=self.create_graph, need_update=update)
+            return
+        loss.backward(create_graph=self.create_graph)
+        if update:
+            if self.clip_grad is not None:
+                dispatch_clip_grad(parameters, self.clip_grad, mode=self.clip_mode)
+            optimizer.step()
 
 
 class StopTraining(Exception):
@@ -29,7 +93,7 @@ def _batches(loader: Any, epoch: int, start: int, number: int) -> Iterator[tuple
             if start == number < end:
                 return
         if start < end:
-            raise ValueError(f'Expected {length} batches in an epoch, but the data ended after {start - at * length}.')
+            raise UsageError(f'Expected {length} batches in an epoch, but the data ended after {start - at * length}.')
 
 
 def loader_length(loader: Any) -> int:
@@ -46,13 +110,13 @@ def train_one_epoch(
         epoch: int,
         num_batches: int,
         start_batch: int = 0,
-        averages: Optional[Averages] = None,
+        averages: Optional[LossMeter] = None,
         scheduler: Optional[Scheduler] = None,
         log_interval: int = 50,
         is_primary: bool = True,
         distributed: bool = False,
         before_batch: Optional[Callable[[int, torch.Tensor, torch.Tensor], None]] = None,
-        after_update: Optional[Callable[[int, Averages, Callable[[], None]], None]] = None,
+        after_update: Optional[Callable[[int, LossMeter, Callable[[], None]], None]] = None,
 ) -> dict[str, float]:
     """ Train for an epoch, or for what is left of it.
 
@@ -76,7 +140,7 @@ def train_one_epoch(
     Returns:
         Means of the losses, over the images of all processes.
     """
-    averages = Averages(step.device) if averages is None else averages
+    averages = LossMeter(step.device) if averages is None else averages
     check = FiniteCheck(step.device)
     updates_per_epoch = math.ceil(num_batches / step.accumulate)
     progress = Progress(f'Train {epoch}', num_batches, start_batch, log_interval * step.accumulate, is_primary)
@@ -107,9 +171,9 @@ def train_one_epoch(
             if scheduler is not None:
                 scheduler.step_update(num_updates=num_updates)
         progress.add(len(images))
-        if progress.is_time_to_tell(batch):
+        if progress.should_log(batch):
             check.look()
-            progress.tell(batch, averages.compute(), optimizer)
+            progress.log(batch, averages.compute(), optimizer)
         if is_update and after_update is not None:
             after_update(batch + 1, averages, check.look)
     check.look()

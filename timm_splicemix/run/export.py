@@ -14,16 +14,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from ..errors import UsageError
+from ..files import atomic_write
+from ..models import create_model
 from .checkpoint import CheckpointInfo, load_weights
-from .models import create_model
-from .report import written_whole
 
 _logger = logging.getLogger(__name__)
-
 _KEY = 'timm_splicemix'  # of the description in a safetensors file
 _SUFFIXES = {'onnx': '.onnx', 'torchscript': '.pt', 'safetensors': '.safetensors'}
 _TOLERANCE = 1e-3  # of a logit; other kernels sum in another order
-
 Runner = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -38,13 +37,13 @@ def read_safetensors(path: Union[str, Path]) -> tuple[dict[str, torch.Tensor], O
         path: The file.
     """
     if not Path(path).is_file():
-        raise ValueError(f'Expected a checkpoint, but got {path}, which is no file.')
+        raise UsageError(f'Expected a checkpoint, but got {path}, which is no file.')
     try:
         with safe_open(str(path), 'pt') as file:
             description = (file.metadata() or {}).get(_KEY)
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
     except (OSError, SafetensorError) as error:
-        raise ValueError(f'Expected a safetensors file, but got {path}: {error}') from error
+        raise UsageError(f'Expected a safetensors file, but got {path}: {error}') from error
     if description is None:
         return weights, None
     info = json.loads(description)
@@ -75,14 +74,14 @@ def export_model(model: nn.Module, info: CheckpointInfo, path: Union[str, Path],
     model = copy.deepcopy(model).to('cpu', torch.float32).eval()
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(3, *info.data_config['input_size'], generator=generator)
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         run = _EXPORTERS[export](model, info, images[:2], temporary)
         difference = _compare(model, run, images)
         if not difference <= _TOLERANCE:  # NaN too
-            raise ValueError(
+            raise UsageError(
                 f'Expected {export} to give the same logits as the model, but got a difference of {difference:.3g}: '
                 f'{info.model_name} can not be exported so; nothing was written.')
-    with written_whole(path.with_name(path.name + '.json')) as temporary:
+    with atomic_write(path.with_name(path.name + '.json')) as temporary:
         temporary.write_text(json.dumps(describe(info), indent=2) + '\n', encoding='utf-8')
     _logger.info(f'Exported    {path} (logits differ by at most {difference:.1e})')
     return difference
@@ -123,7 +122,7 @@ def _export_torchscript(model: nn.Module, info: CheckpointInfo, images: torch.Te
             return loaded(batch)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise ValueError(
+            raise UsageError(
                 f'Expected TorchScript to run with {len(batch)} image(s), but got: {reason}; {info.model_name} can not '
                 'be exported so.') from error
 

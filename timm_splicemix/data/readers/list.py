@@ -5,7 +5,8 @@ from typing import Optional, Sequence, Union
 
 import torch
 
-from .reader import MultiLabelReader, check_files_exist, check_unique
+from ...errors import UsageError
+from .base import MultiLabelReader, check_files_exist, check_unique
 
 
 class ReaderList(MultiLabelReader):
@@ -32,7 +33,7 @@ class ReaderList(MultiLabelReader):
             images_must_exist: bool = True,
     ):
         if class_names is not None and num_classes is not None and len(class_names) != num_classes:
-            raise ValueError(
+            raise UsageError(
                 f'Expected as many class names as classes, but got {len(class_names)} by --class-map and {num_classes} '
                 'by --num-classes: leave one of them out.')
         rows = _read_rows(Path(file))
@@ -40,7 +41,7 @@ class ReaderList(MultiLabelReader):
             if num_classes is None:
                 num_classes = max((index for _, _, indices in rows for index in indices), default=-1) + 1
             if num_classes < 1:
-                raise ValueError(
+                raise UsageError(
                     f'Expected at least one class, but got none in {file}: give them by --class-map or --num-classes.')
             class_names = [str(index) for index in range(num_classes)]
 
@@ -48,7 +49,7 @@ class ReaderList(MultiLabelReader):
         for row, (line, _, indices) in enumerate(rows):
             for index in indices:
                 if index >= len(class_names):
-                    raise ValueError(
+                    raise UsageError(
                         f'Expected indices of {len(class_names)} classes, 0 to {len(class_names) - 1}, but got {index} '
                         f'in {file}:{line}: give all classes by --class-map or --num-classes.')
                 targets[row, index] = 1
@@ -62,25 +63,25 @@ class ReaderList(MultiLabelReader):
 def _read_rows(file: Path) -> list[tuple[int, str, list[int]]]:
     """Line, image and indices of each row."""
     if not file.is_file():
-        raise ValueError(f'Expected a list of images, but got {file}, which does not exist.')
+        raise UsageError(f'Expected a list of images, but got {file}, which does not exist.')
     try:
         lines = file.read_text(encoding='utf-8-sig').split('\n')
     except UnicodeDecodeError as error:
-        raise ValueError(f'Expected a list in UTF-8, but got {file}: {error}.') from error
+        raise UsageError(f'Expected a list in UTF-8, but got {file}: {error}.') from error
     rows = []
     for line, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         name, _, rest = text.partition('\t' if '\t' in text else ',')
         if not name.strip():
-            raise ValueError(f"Expected an image before the indices, but got '{text}' in {file}:{line}.")
+            raise UsageError(f"Expected an image before the indices, but got '{text}' in {file}:{line}.")
         indices = rest.replace(',', ' ').split()
         for index in indices:
             if not (index.isascii() and index.isdigit()):
-                raise ValueError(
+                raise UsageError(
                     f"Expected indices of classes (0, 1, ...), but got '{index}' in {file}:{line}: put a TAB behind an "
                     'image with a comma in its name; labels that are names belong into a CSV file.')
         rows.append((line, name.strip(), [int(index) for index in indices]))
     if not rows:
-        raise ValueError(f'Expected a list of images, but got {file}, which is empty.')
+        raise UsageError(f'Expected a list of images, but got {file}, which is empty.')
     return rows

@@ -7,6 +7,8 @@ from typing import BinaryIO, Sequence, Union
 import torch
 from timm.data.readers.reader import Reader
 
+from ...errors import UsageError
+
 
 class MultiLabelReader(Reader):
     """ Images on disk with multi-hot targets.
@@ -33,10 +35,10 @@ class MultiLabelReader(Reader):
         self.class_to_idx = {name: index for index, name in enumerate(self.class_names)}
         shape = (len(self.paths), len(self.class_names))
         if targets.shape != shape:
-            raise ValueError(f'Expected targets of shape {shape}, but got {tuple(targets.shape)}.')
+            raise UsageError(f'Expected targets of shape {shape}, but got {tuple(targets.shape)}.')
         if len(self.class_to_idx) != len(self.class_names):
             double = next(name for name in self.class_names if self.class_names.count(name) > 1)
-            raise ValueError(f"Expected each class once, but got '{double}' twice.")
+            raise UsageError(f"Expected each class once, but got '{double}' twice.")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -63,7 +65,7 @@ def class_index(label: str, class_to_idx: dict[str, int], where: str) -> int:
     if index is None:
         near = difflib.get_close_matches(label, class_to_idx, n=1, cutoff=0.)
         hint = f", of which '{near[0]}' is the nearest" if near else ''
-        raise ValueError(
+        raise UsageError(
             f"Expected one of the {len(class_to_idx)} classes{hint}, but got the label '{label}' in {where}.")
     return index
 
@@ -78,7 +80,7 @@ def check_unique(paths: Sequence[str], where: str) -> None:
     seen = set()
     for path in paths:
         if path in seen:
-            raise ValueError(f'Expected each image once, but got {path} twice in {where}: merge its rows.')
+            raise UsageError(f'Expected each image once, but got {path} twice in {where}: merge its rows.')
         seen.add(path)
 
 
@@ -98,6 +100,6 @@ def check_files_exist(paths: Sequence[str], where: str) -> None:
         if name not in folders[folder]:
             missing.append(path)
     if missing:
-        raise ValueError(
+        raise UsageError(
             f'Expected the {len(paths)} images listed in {where}, but got {missing[0]}'
             f'{f" and {len(missing) - 1} more" if len(missing) > 1 else ""}, which are not there.')

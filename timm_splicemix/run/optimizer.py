@@ -9,9 +9,9 @@ from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
-from .models import classifier_parameters
-
-SCHEDULES = ('cosine', 'tanh', 'step', 'multistep', 'plateau', 'poly', 'none')
+from ..args.check import SCHEDULES
+from ..errors import UsageError
+from ..models import classifier_parameters
 
 
 def learning_rate(args: argparse.Namespace, world_size: int) -> float:
@@ -26,7 +26,7 @@ def learning_rate(args: argparse.Namespace, world_size: int) -> float:
     if args.lr is not None:
         return args.lr
     if args.lr_base_scale not in ('', 'linear', 'sqrt'):
-        raise ValueError(f"Expected --lr-base-scale linear or sqrt, but got '{args.lr_base_scale}'.")
+        raise UsageError(f"Expected --lr-base-scale linear or sqrt, but got '{args.lr_base_scale}'.")
     ratio = args.batch_size * args.grad_accum_steps * world_size / args.lr_base_size
     adaptive = any(name in args.opt.lower() for name in ('ada', 'lamb'))
     by_root = args.lr_base_scale == 'sqrt' or (not args.lr_base_scale and adaptive)
@@ -43,12 +43,12 @@ def create_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.
     try:
         optimizer = create_optimizer_v2(model, **optimizer_kwargs(args), **args.opt_kwargs)
     except (AssertionError, IndexError, TypeError, ValueError) as error:
-        raise ValueError(f"Expected an optimizer of timm for --opt, but got '{args.opt}': {error}") from error
+        raise UsageError(f"Expected an optimizer of timm for --opt, but got '{args.opt}': {error}") from error
     for name in ('eps', 'betas'):
         if getattr(args, f'opt_{name}') is not None and name not in optimizer.defaults:
-            raise ValueError(f"Expected an optimizer that has {name} for --opt-{name}, but got '{args.opt}'.")
+            raise UsageError(f"Expected an optimizer that has {name} for --opt-{name}, but got '{args.opt}'.")
     if args.backbone_lr_scale < 0:
-        raise ValueError(f'Expected --backbone-lr-scale of at least 0, but got {args.backbone_lr_scale}.')
+        raise UsageError(f'Expected --backbone-lr-scale of at least 0, but got {args.backbone_lr_scale}.')
     if args.backbone_lr_scale != 1.:
         scale_others(optimizer, classifier_parameters(model), args.backbone_lr_scale)
     return optimizer
@@ -91,9 +91,9 @@ def create_scheduler(
         The scheduler, None for constant rates, and the number of epochs that it wants.
     """
     if args.sched not in SCHEDULES:
-        raise ValueError(f"Expected --sched to be one of {', '.join(SCHEDULES)}, but got '{args.sched}'.")
+        raise UsageError(f"Expected --sched to be one of {', '.join(SCHEDULES)}, but got '{args.sched}'.")
     if args.sched == 'plateau' and args.sched_on_updates:
-        raise ValueError('Expected --sched plateau without --sched-on-updates, but got both: it looks at epochs.')
+        raise UsageError('Expected --sched plateau without --sched-on-updates, but got both: it looks at epochs.')
     decreasing = 'loss' in args.eval_metric
     scheduler, num_epochs = create_scheduler_v2(
         optimizer, **scheduler_kwargs(args, decreasing_metric=decreasing), updates_per_epoch=updates_per_epoch)
@@ -114,7 +114,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], path
     try:
         optimizer.load_state_dict(state)
     except (KeyError, ValueError) as error:
-        raise ValueError(
+        raise UsageError(
             f'Expected the state of the same optimizer in {path}, but got: {error}; use --no-resume-opt to start it '
             'anew.') from error
 

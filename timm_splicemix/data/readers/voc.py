@@ -6,14 +6,21 @@ from typing import Optional, Union
 
 import torch
 
-from .reader import MultiLabelReader, check_files_exist, check_unique, class_index
-from .splits import TRAIN, VALIDATION
+from ...errors import UsageError
+from ..splits import TRAIN, VALIDATION
+from .base import (
+    MultiLabelReader,
+    check_files_exist,
+    check_unique,
+    class_index,
+)
 
 VOC_CLASSES = (
     'aeroplane', 'bicycle', 'bird', 'boat', 'bottle', 'bus', 'car', 'cat', 'chair', 'cow', 'diningtable', 'dog',
     'horse', 'motorbike', 'person', 'pottedplant', 'sheep', 'sofa', 'train', 'tvmonitor')
-DIFFICULT = {'ignore': -1, 'positive': 1, 'negative': 0}  # target of each policy
 
+
+DIFFICULT = {'ignore': -1, 'positive': 1, 'negative': 0}  # target of each policy
 _TRAIN_AND_VALIDATION = {'2007': ('trainval', 'test'), '2012': ('train', 'val')}
 
 
@@ -61,13 +68,13 @@ class ReaderVoc(MultiLabelReader):
     ):
         _check_year(year)
         if difficult not in DIFFICULT:
-            raise ValueError(f"Expected difficult to be among {', '.join(DIFFICULT)}, but got '{difficult}'.")
+            raise UsageError(f"Expected difficult to be among {', '.join(DIFFICULT)}, but got '{difficult}'.")
         folder = _find_folder(Path(root), year)
         main = folder / 'ImageSets' / 'Main'
         splits = _splits(main)
         if split not in splits:
             there = ', '.join(splits) or 'none'
-            raise ValueError(f"Expected a split of VOC {year} in {main} ({there} there), but got '{split}'.")
+            raise UsageError(f"Expected a split of VOC {year} in {main} ({there} there), but got '{split}'.")
 
         list_file = main / f'{split}.txt'
         image_ids = _read_image_ids(list_file) if list_file.is_file() else None
@@ -92,7 +99,7 @@ class ReaderVoc(MultiLabelReader):
 
 def _check_year(year: str) -> None:
     if year not in _TRAIN_AND_VALIDATION:
-        raise ValueError(f"Expected the year of VOC to be '2007' or '2012', but got {year!r}.")
+        raise UsageError(f"Expected the year of VOC to be '2007' or '2012', but got {year!r}.")
 
 
 def _find_folder(root: Path, year: str) -> Path:
@@ -104,7 +111,7 @@ def _find_folder(root: Path, year: str) -> Path:
         if (place / 'ImageSets' / 'Main').is_dir():
             return place
     looked = ', '.join(str(place) for place in places)
-    raise ValueError(f'Expected {name} with ImageSets/Main in it, but got {root}, which has none: looked at {looked}.')
+    raise UsageError(f'Expected {name} with ImageSets/Main in it, but got {root}, which has none: looked at {looked}.')
 
 
 def _class_files(main: Path, split: str) -> list[Path]:
@@ -127,11 +134,11 @@ def _read_fields(file: Path, number: int, form: str) -> list[list[str]]:
     for line, text in enumerate(file.read_text(encoding='utf-8', errors='replace').splitlines(), start=1):
         fields = text.split()
         if fields and (len(fields) != number or (number == 2 and fields[1] not in ('-1', '0', '1'))):
-            raise ValueError(f"Expected lines of the form '{form}', but got '{text}' in {file}:{line}.")
+            raise UsageError(f"Expected lines of the form '{form}', but got '{text}' in {file}:{line}.")
         if fields:
             rows.append(fields)
     if not rows:
-        raise ValueError(f"Expected lines of the form '{form}', but got none in {file}.")
+        raise UsageError(f"Expected lines of the form '{form}', but got none in {file}.")
     return rows
 
 
@@ -151,7 +158,7 @@ def _read_class_files(main: Path, split: str, image_ids: Optional[list[str]]) ->
         labels = dict(rows)
         different = sorted(labels.keys() ^ set(image_ids))
         if different:
-            raise ValueError(
+            raise UsageError(
                 f'Expected the images of {first} in {file}, but got {len(different)} that only one of them lists, '
                 f'such as {different[0]}: unpack VOC anew.')
         columns.append([int(labels[image_id]) for image_id in image_ids])
@@ -173,19 +180,19 @@ def _read_xml(annotations: Path, image_ids: list[str]) -> torch.Tensor:
 def _read_objects(file: Path) -> list[tuple[str, bool]]:
     """Class of each object in an image, and whether it is difficult."""
     if not file.is_file():
-        raise ValueError(f'Expected class files in ImageSets/Main or XML in Annotations, but got neither: no {file}.')
+        raise UsageError(f'Expected class files in ImageSets/Main or XML in Annotations, but got neither: no {file}.')
     try:
         annotation = ET.parse(file).getroot()
     except ET.ParseError as error:
-        raise ValueError(f'Expected an annotation in XML, but got {file}: {error}.') from error
+        raise UsageError(f'Expected an annotation in XML, but got {file}: {error}.') from error
     if annotation.tag != 'annotation':
-        raise ValueError(f'Expected an <annotation>, but got <{annotation.tag}> in {file}.')
+        raise UsageError(f'Expected an <annotation>, but got <{annotation.tag}> in {file}.')
     objects = []
     for item in annotation.findall('object'):
         name = (item.findtext('name') or '').strip()
         difficult = item.findtext('difficult', default='0').strip()
         if not name or difficult not in ('0', '1'):
-            raise ValueError(
+            raise UsageError(
                 f"Expected objects with a <name> and a <difficult> of 0 or 1, but got '{name}' and '{difficult}' "
                 f'in {file}.')
         objects.append((name, difficult == '1'))

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Iterable, Iterator, Optional, S
 import numpy as np
 import torch
 
-from .reader import MultiLabelReader, class_index
-from .splits import split_names
+from ...errors import UsageError
+from ..splits import split_names
+from .base import MultiLabelReader, class_index
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
 
 _IMAGE_NAMES = ('image', 'img')
 _LABEL_NAMES = ('labels', 'label', 'tags')
@@ -51,7 +53,7 @@ class ReaderHfdsMultiLabel(MultiLabelReader):
         image_column = _image_column(dataset.features, image_column)
         column = _label_column(dataset.features, label_column)
         if column is None or _item(dataset.features[column]) is None:
-            raise ValueError(
+            raise UsageError(
                 f"Expected a column with a sequence of labels in '{name}', but got {dict(dataset.features)}: name it "
                 'as label_column, or use timm for a single label per image.')
         targets, names = _read_targets(dataset, splits, column, class_names, name)
@@ -65,7 +67,7 @@ class ReaderHfdsMultiLabel(MultiLabelReader):
     def __getitem__(self, index: int) -> tuple[BinaryIO, torch.Tensor]:
         image = self.dataset[index][self.image_column]
         if image is None or not (image['bytes'] or image['path']):
-            raise ValueError(f"Expected an image in the column '{self.image_column}', but got nothing.")
+            raise UsageError(f"Expected an image in the column '{self.image_column}', but got nothing.")
         target = self.targets[index].float()
         if image['bytes']:
             return io.BytesIO(image['bytes']), target
@@ -124,7 +126,7 @@ def _load(name: str, root: Optional[Union[str, Path]], split: str) -> tuple['Dat
     datasets = _import_datasets()
     folder = _saved_folder(name, root)
     if folder is None and not name:
-        raise ValueError(f'Expected the name of a data set or a folder that save_to_disk wrote, but got {root}.')
+        raise UsageError(f'Expected the name of a data set or a folder that save_to_disk wrote, but got {root}.')
     cache = None if root is None else str(root)
     # The Hub's data sets are prepared with all their splits anyway.
     loaded = datasets.load_dataset(name, cache_dir=cache) if folder is None else datasets.load_from_disk(str(folder))
@@ -135,7 +137,7 @@ def _load(name: str, root: Optional[Union[str, Path]], split: str) -> tuple['Dat
         return splits[found], splits
     if folder is None and ('[' in split or '+' in split):
         return datasets.load_dataset(name, split=split, cache_dir=cache), splits
-    raise ValueError(f"Expected a split of '{name or folder}' ({', '.join(splits)}), but got '{split}'.")
+    raise UsageError(f"Expected a split of '{name or folder}' ({', '.join(splits)}), but got '{split}'.")
 
 
 def _item(feature: Any) -> Optional[Any]:
@@ -159,10 +161,10 @@ def _image_column(features: dict[str, Any], given: Optional[str]) -> str:
     images = [column for column, feature in features.items() if type(feature).__name__ == 'Image']
     named = [column for column in _IMAGE_NAMES if column in features]
     if given is None and len(images) > 1 and not set(named) & set(images):
-        raise ValueError(f"Expected one column of images, but got {', '.join(images)}: name it as image_column.")
+        raise UsageError(f"Expected one column of images, but got {', '.join(images)}: name it as image_column.")
     found = [given] if given else [column for column in named if column in images] + images + named
     if not found:
-        raise ValueError(f"Expected a column of images, but got {', '.join(features)}: name it as image_column.")
+        raise UsageError(f"Expected a column of images, but got {', '.join(features)}: name it as image_column.")
     return found[0]
 
 
@@ -176,14 +178,14 @@ def _label_column(features: dict[str, Any], given: Optional[str]) -> Optional[st
     if not found and not any(_is_class_label(features[column]) for column in named):
         found = [column for column, feature in features.items() if _is_fixed_numeric(feature)]
     if len(found) > 1 and not set(named) & set(found):
-        raise ValueError(f"Expected one column of labels, but got {', '.join(found)}: name it as label_column.")
+        raise UsageError(f"Expected one column of labels, but got {', '.join(found)}: name it as label_column.")
     found = [column for column in named if column in found] + found + named
     return found[0] if found else None
 
 
 def _check_column(features: dict[str, Any], given: Optional[str], argument: str) -> None:
     if given is not None and given not in features:
-        raise ValueError(f"Expected {argument} among {', '.join(features)}, but got '{given}'.")
+        raise UsageError(f"Expected {argument} among {', '.join(features)}, but got '{given}'.")
 
 
 def _rows(dataset: 'Dataset', column: str, name: str) -> Iterator[tuple[str, list]]:
@@ -193,7 +195,7 @@ def _rows(dataset: 'Dataset', column: str, name: str) -> Iterator[tuple[str, lis
         for row in batch[column]:
             where = f"row {index} of '{name}'"
             if row is None:
-                raise ValueError(f"Expected a sequence in the column '{column}', but got nothing in {where}.")
+                raise UsageError(f"Expected a sequence in the column '{column}', but got nothing in {where}.")
             yield where, row
             index += 1
 
@@ -223,7 +225,7 @@ def _read_targets(
     dtype = str(getattr(item, 'dtype', item))
     is_text = dtype in ('string', 'large_string')
     if not is_text and not dtype.startswith(('int', 'uint', 'float', 'bool')):
-        raise ValueError(f"Expected a sequence of classes, indices or names in '{column}', but got one of {item}.")
+        raise UsageError(f"Expected a sequence of classes, indices or names in '{column}', but got one of {item}.")
     names = None if class_names is None else list(class_names)
     rows = _rows(dataset, column, name)
     if own_names is None and not is_text and (
@@ -241,7 +243,7 @@ def _read_targets(
     elif names is None:
         names = [str(index) for index in range(max((label for row in all_rows() for label in row), default=-1) + 1)]
     if not names:
-        raise ValueError(f"Expected labels in the column '{column}' of '{name}', but got none: give class_names.")
+        raise UsageError(f"Expected labels in the column '{column}' of '{name}', but got none: give class_names.")
     return _from_labels(rows, len(dataset), names, own_names or names), names
 
 
@@ -268,10 +270,10 @@ def _from_flags(rows: Iterable[tuple[str, list]], count: int, classes: Optional[
             targets = np.zeros((count, len(row)), np.int8)
         values = np.asarray(row)
         if len(row) != targets.shape[1] or not np.isin(values, (-1, 0, 1)).all():
-            raise ValueError(f'Expected {targets.shape[1]} values among 0, 1 and -1, but got {row} in {where}.')
+            raise UsageError(f'Expected {targets.shape[1]} values among 0, 1 and -1, but got {row} in {where}.')
         targets[index] = values
     if targets is None:
-        raise ValueError('Expected rows that tell the number of classes, but got an empty split: give class_names.')
+        raise UsageError('Expected rows that tell the number of classes, but got an empty split: give class_names.')
     return torch.from_numpy(targets)
 
 
@@ -288,9 +290,9 @@ def _from_labels(
         for label in row:
             if isinstance(label, int):
                 if not 0 <= label < len(own_names):
-                    raise ValueError(f'Expected indices of {len(own_names)} classes, but got {label} in {where}.')
+                    raise UsageError(f'Expected indices of {len(own_names)} classes, but got {label} in {where}.')
                 label = own_names[label]
             elif label is None:
-                raise ValueError(f'Expected labels, but got nothing among {row} in {where}.')
+                raise UsageError(f'Expected labels, but got nothing among {row} in {where}.')
             targets[index, class_index(label, class_to_idx, where)] = 1
     return targets

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import torch
 
-__all__ = ['Mixer', 'check_alpha', 'distributed_rank', 'draw_beta']
+from ..errors import UsageError
 
 
 def distributed_rank(rank: Optional[int] = None) -> int:
@@ -34,7 +34,7 @@ class Mixer:
 
     def __init__(self, num_classes: Optional[int] = None, seed: int = 0, rank: Optional[int] = None):
         if num_classes is not None and num_classes < 1:
-            raise ValueError(f'Expected num_classes of at least 1, but got {num_classes}.')
+            raise UsageError(f'Expected num_classes of at least 1, but got {num_classes}.')
         self.num_classes = num_classes
         self.seed = seed
         self.rank = rank
@@ -69,7 +69,7 @@ class Mixer:
     def _next_generator(self, batch_size: int) -> torch.Generator:
         """The generator of this step; moves on to the step after it."""
         if batch_size < 1:
-            raise ValueError(f'Expected a batch of at least one image, but got batch_size={batch_size}.')
+            raise UsageError(f'Expected a batch of at least one image, but got batch_size={batch_size}.')
         place = (self.seed, distributed_rank(self.rank), self._epoch, self._step)
         counters = ' '.join(str(int(counter)) for counter in place)
         digest = hashlib.blake2b(counters.encode(), digest_size=4).digest()
@@ -89,5 +89,5 @@ def draw_beta(alpha: float, count: int, generator: torch.Generator) -> torch.Ten
 
 def check_alpha(name: str, value: float, *, positive: bool = True) -> float:
     if not isinstance(value, Real) or not 0 <= value < math.inf or (positive and value == 0):
-        raise ValueError(f'Expected {name} to be a number {"above" if positive else "of at least"} 0, but got {value}.')
+        raise UsageError(f'Expected {name} to be a number {"above" if positive else "of at least"} 0, but got {value}.')
     return float(value)

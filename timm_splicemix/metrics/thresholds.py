@@ -7,11 +7,11 @@ from typing import Any, Optional, Sequence, Union
 
 import torch
 
-from .metrics import Preset, multilabel_metrics
-from .report import written_whole
+from ..errors import UsageError
+from ..files import atomic_write
+from .multilabel import Preset, multilabel_metrics
 
 _logger = logging.getLogger(__name__)
-
 FEW = 10  # positives below which a threshold is mostly chance
 _LARGEST = 30.  # logit whose probability is still less than 1
 
@@ -112,7 +112,7 @@ def save_thresholds(thresholds: Thresholds, path: Union[str, Path]) -> None:
             {'name': name, 'threshold': value, 'positives': number}
             for name, value, number in zip(thresholds.class_names, thresholds.values, positives)],
     }
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
@@ -130,15 +130,15 @@ def load_thresholds(path: Union[str, Path], class_names: Optional[Sequence[str]]
         origin = {name: content[name] for name in ('dataset', 'split', 'num_images')}
         positives = {name: entry['positives'] for name, entry in classes.items()}
     except OSError as error:
-        raise ValueError(
+        raise UsageError(
             f"Expected --thresholds to be a probability, a file that 'tune' wrote, or tune, but got {path}: "
             f'{error.strerror}.') from error
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"Expected a file of --thresholds tune, but got {path}, which isn't: {error!r}") from error
+        raise UsageError(f"Expected a file of --thresholds tune, but got {path}, which isn't: {error!r}") from error
     class_names = tuple(values if class_names is None else class_names)
     if set(class_names) != set(values):
         name = sorted(set(class_names) ^ set(values))[0]
-        raise ValueError(
+        raise UsageError(
             f'Expected thresholds of the {len(class_names)} classes of the model, but got {len(values)} in {path}, '
             f"with '{name}' in one of them only: tune anew.")
     return Thresholds(
@@ -163,5 +163,5 @@ def parse_thresholds(text: Optional[str], class_names: Optional[Sequence[str]]) 
     except ValueError:
         return load_thresholds(text, class_names)
     if not 0 <= value <= 1:
-        raise ValueError(f'Expected --thresholds to be a probability from 0 to 1, but got {text}.')
+        raise UsageError(f'Expected --thresholds to be a probability from 0 to 1, but got {text}.')
     return value

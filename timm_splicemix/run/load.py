@@ -1,24 +1,21 @@
 """ Models to evaluate, predict with and export: loaded as they were trained, and what is put around them """
+import argparse
 import dataclasses
 import logging
-import math
 from pathlib import Path
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Optional, Sequence, Union
 
 import torch
-import torch.nn.functional as F
 from timm.data import resolve_data_config
 from timm.models import get_pretrained_cfg
 from torch import nn
 
+from ..errors import UsageError
+from ..models import create_model
 from .checkpoint import CheckpointInfo, load_weights, read_checkpoint
-from .engine import AccuracyMeter
 from .export import is_safetensors, read_safetensors
-from .metrics import MultilabelMeter
-from .models import create_model
 
 _logger = logging.getLogger(__name__)
-
 # What timm raises at a user: flags that a model does not take, files that are not there
 _REFUSALS = (AssertionError, AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError)
 _EMA_KEYS = ('state_dict_ema', 'model_ema')  # of this project and timm, old and new
@@ -70,13 +67,13 @@ def load_model(
         The model, and what is known, with the data configuration that holds.
     """
     if checkpoint and pretrained:
-        raise ValueError('Expected --checkpoint or --pretrained, but got both.')
+        raise UsageError('Expected --checkpoint or --pretrained, but got both.')
     if not checkpoint and not model_name:
-        raise ValueError('Expected --checkpoint, or --model for weights of timm, but got neither.')
+        raise UsageError('Expected --checkpoint, or --model for weights of timm, but got neither.')
     data_options = dict(data_options or {})
     weights = _read_weights(checkpoint, use_ema) if checkpoint else _Weights()
     if use_ema and not checkpoint:
-        raise ValueError('Expected --checkpoint with --use-ema, but got none.')
+        raise UsageError('Expected --checkpoint with --use-ema, but got none.')
     options = {'num_classes': num_classes, 'global_pool': global_pool, 'in_chans': in_chans, **(model_kwargs or {})}
     options = {name: value for name, value in options.items() if value is not None}
     saved = weights.info
@@ -87,7 +84,7 @@ def load_model(
     else:
         name = model_name or weights.architecture
         if name is None:
-            raise ValueError(f'Expected --model with {checkpoint}, which does not say what model it is, but got none.')
+            raise UsageError(f'Expected --model with {checkpoint}, which does not say what model it is, but got none.')
         if 'num_classes' not in options and weights.values is not None:
             options.update(_count_classes(name, weights.values))
         cfg = get_pretrained_cfg(name)
@@ -97,7 +94,7 @@ def load_model(
     try:
         model = create_model(name, pretrained=weights.values is None, **build_kwargs, **options)
     except _REFUSALS as error:
-        raise ValueError(f"Expected model '{name}' to load, but got: {error or repr(error)}") from error
+        raise UsageError(f"Expected model '{name}' to load, but got: {error or repr(error)}") from error
     if weights.values is not None:
         load_weights(model, weights.values, checkpoint)
     if saved is None:
@@ -128,12 +125,12 @@ def load_model(
 def _read_weights(checkpoint: Union[str, Path], use_ema: bool) -> _Weights:
     if is_safetensors(checkpoint):
         if use_ema:
-            raise ValueError(f'Expected a checkpoint for --use-ema, but got {checkpoint}, which has no moving average.')
+            raise UsageError(f'Expected a checkpoint for --use-ema, but got {checkpoint}, which has no moving average.')
         return _Weights(*read_safetensors(checkpoint))
     state = read_checkpoint(checkpoint)
     ema = next((state[key] for key in _EMA_KEYS if state.get(key) is not None), None)
     if use_ema and ema is None:
-        raise ValueError(f'Expected a moving average of the weights for --use-ema, but got none in {checkpoint}.')
+        raise UsageError(f'Expected a moving average of the weights for --use-ema, but got none in {checkpoint}.')
     if ema is not None and not use_ema:
         _logger.info(f'Takes the plain weights of {checkpoint}; --use-ema takes their moving average.')
     values = ema if use_ema else state['state_dict']
@@ -154,11 +151,11 @@ def _check_agrees(
         checkpoint: Union[str, Path],
 ) -> None:
     if model_name not in (None, info.model_name):
-        raise ValueError(
+        raise UsageError(
             f'Expected --model {info.model_name}, as {checkpoint} says, but got {model_name}: leave it out.')
     saved = info.model_kwargs.get('num_classes')
     if None not in (num_classes, saved) and num_classes != saved:
-        raise ValueError(f'Expected --num-classes {saved}, as {checkpoint} says, but got {num_classes}: leave it out.')
+        raise UsageError(f'Expected --num-classes {saved}, as {checkpoint} says, but got {num_classes}: leave it out.')
 
 
 def _count_classes(name: str, weights: dict[str, torch.Tensor]) -> dict[str, int]:
@@ -175,7 +172,7 @@ def _per_channel(name: str, values: Sequence[float], channels: int) -> tuple[flo
     if len(values) == 1:
         values *= channels
     if len(values) != channels:
-        raise ValueError(f'Expected --{name} with 1 number or {channels}, one for each channel, but got {len(values)}.')
+        raise UsageError(f'Expected --{name} with 1 number or {channels}, one for each channel, but got {len(values)}.')
     return values
 
 
@@ -202,153 +199,36 @@ def set_image_size(
             model(torch.zeros(1, *input_size, device=parameter.device, dtype=parameter.dtype))
     except (*_REFUSALS, ValueError) as error:
         reason = (str(error) or repr(error)).splitlines()[0]
-        raise ValueError(
+        raise UsageError(
             f'Expected an image size that {type(model).__name__} takes, but got {size[0]} x {size[1]} with '
             f'{input_size[0]} channels: {reason}') from error
 
 
-def match_classes(
-        info: CheckpointInfo,
-        num_outputs: int,
-        class_names: Optional[Sequence[str]],
-        num_classes: Optional[int],
-        checkpoint: str,
-        dataset: str,
-) -> Optional[list[int]]:
-    """ Which output of a model is which class of a data set.
+_logger = logging.getLogger(__name__)
+
+
+def model_options(args: argparse.Namespace, given: Optional[set[str]] = None) -> dict[str, Any]:
+    """ Turn the flags that name a model into arguments of `load_model`.
 
     Args:
-        info: What is known about the model.
-        num_outputs: Number of its outputs.
-        class_names: Classes of the data set, None if unknown.
-        num_classes: Number of them, None if unknown.
-        checkpoint: What to call the model.
-        dataset: What to call the data set.
-
-    Returns:
-        The output of each class, None if they are in the same order.
+        args: What the parser of validate or predict returned.
+        given: Flags that the user set; where there is a default model, it counts only if it is among them.
     """
-    if num_classes is not None and num_classes != num_outputs:
-        if info.class_names:
-            knows = f'{checkpoint} lists its classes and knows better what its outputs are'
-        elif class_names:
-            knows = f'the data set lists its classes and knows better, as {checkpoint} does not name its own'
-        else:
-            knows = 'neither names its classes'
-        raise ValueError(
-            f'Expected a model and a data set with the same classes, but got {num_outputs} in {checkpoint} and '
-            f'{num_classes} in {dataset}: {knows}; evaluate on the data set that it was trained for, give --class-map, '
-            'or choose outputs by --valid-labels.')
-    if not info.class_names or not class_names or list(info.class_names) == list(class_names):
-        return None
-    if sorted(info.class_names) != sorted(class_names):
-        saved, found = next((a, b) for a, b in zip(info.class_names, class_names) if a != b)
-        raise ValueError(
-            f"Expected the classes of {checkpoint}, such as '{saved}', but got '{found}' in {dataset}: evaluate on the "
-            'data set that the model was trained for, or give --class-map.')
-    _logger.info(f'Puts the outputs of {checkpoint} in the order of the classes of {dataset}.')
-    return [info.class_names.index(name) for name in class_names]
-
-
-class ChosenOutputs(nn.Module):
-    """ Some of the outputs of a model, in an order of one's own.
-
-    Args:
-        model: Gives logits (B, outputs).
-        outputs: Numbers of those that are wanted.
-    """
-
-    def __init__(self, model: nn.Module, outputs: Sequence[int]):
-        super().__init__()
-        self.model = model
-        self.register_buffer('outputs', torch.tensor(outputs), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(x)[:, self.outputs]
-
-
-class FlipAverage(nn.Module):
-    """ The logit of the mean probability of an image and its mirror image.
-
-    It is computed from logarithms: a probability that rounds to 1 would make equal what is not.
-
-    Args:
-        model: Gives logits (B, classes).
-        multi_label: Whether probabilities are sigmoids of logits, else their softmax.
-    """
-
-    def __init__(self, model: nn.Module, multi_label: bool = True):
-        super().__init__()
-        self.model = model
-        self.multi_label = multi_label
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits = torch.stack([self.model(x), self.model(x.flip(-1))]).float()  # (2, B, classes)
-        if not self.multi_label:
-            return logits.log_softmax(dim=-1).logsumexp(dim=0) - math.log(2)
-        return F.logsigmoid(logits).logsumexp(dim=0) - F.logsigmoid(-logits).logsumexp(dim=0)
-
-
-class NamingMeter(MultilabelMeter):
-    """ A meter that names the image whose scores are no numbers.
-
-    Args:
-        filename: Gives the file of an index.
-        *args: Those of `MultilabelMeter`, as `**kwargs`.
-    """
-
-    def __init__(self, filename: Callable[[int], str], *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.filename = filename
-
-    def _store(self, batch: Any) -> None:
-        bad = batch.scores.isnan().any(dim=1)
-        if bad.any() and batch.indices is not None:
-            raise ValueError(
-                f'Expected scores that are numbers, but got NaN for {self.filename(int(batch.indices[bad][0]))} '
-                f'({int(bad.sum())} of the {len(bad)} images of its batch): look at the image, and try without --amp '
-                'and with --model-dtype float32; if all images have it, the weights are broken.')
-        super()._store(batch)
-
-
-class AveragingMeter(AccuracyMeter):
-    """ Accuracy, precision, recall and F1 of single labels, over all processes.
-
-    Args:
-        device: Where predictions are.
-        num_classes: Number of classes.
-        average: 'micro' over all images, 'macro' over classes, or 'weighted' by their number of images.
-    """
-
-    def __init__(self, device: torch.device, num_classes: int, average: str):
-        super().__init__(device)
-        self.average = average
-        self.classes = torch.zeros(3, num_classes, dtype=self.counts.dtype, device=self.counts.device)
-
-    def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: Optional[Sequence[int]] = None) -> None:
-        super().update(logits, targets, indices)
-        predicted, targets = logits.argmax(dim=1).to(self.classes.device), targets.to(self.classes.device)
-        for row, classes, weight in (
-                (0, targets, predicted == targets), (1, predicted, None), (2, targets, None)):
-            ones = torch.ones_like(classes) if weight is None else weight
-            self.classes[row].index_add_(0, classes, ones.to(self.classes.dtype))
-
-    def compute(self) -> dict[str, float]:
-        """Accuracies, precision, recall and F1 in percent."""
-        metrics = super().compute()
-        counts = self.classes.clone()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(counts)
-        if self.average == 'micro':
-            counts = counts.sum(dim=1, keepdim=True)
-        counts = counts[:, counts[1] + counts[2] > 0]  # as scikit-learn: classes that are neither there nor predicted
-        true, predicted, positive = counts.double().cpu()
-        values = {
-            'precision': true / predicted.clamp(min=1),
-            'recall': true / positive.clamp(min=1),
-            'f1': 2 * true / (predicted + positive).clamp(min=1),
-        }
-        weights = positive if self.average == 'weighted' else torch.ones_like(positive)
-        return {**metrics, **{
-            f'{name}_{self.average}': 100 * float((value * weights).sum() / weights.sum())
-            for name, value in values.items()}}
+    size = None
+    if args.input_size:
+        size = tuple(args.input_size[1:])
+    elif args.img_size:
+        size = (args.img_size, args.img_size)
+    return {
+        'checkpoint': args.checkpoint,
+        'model_name': args.model if given is None or 'model' in given else None,
+        'pretrained': args.pretrained,
+        'use_ema': args.use_ema,
+        'num_classes': args.num_classes,
+        'global_pool': args.gp,
+        'in_chans': args.input_size[0] if args.input_size else args.in_chans,
+        'image_size': size,
+        'data_options': {
+            name: getattr(args, name) for name in ('crop_pct', 'crop_mode', 'mean', 'std', 'interpolation')
+            if getattr(args, name)},
+    }

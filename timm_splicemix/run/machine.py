@@ -14,8 +14,9 @@ import torch
 from timm.layers import set_fast_norm
 from timm.utils import NativeScaler, init_distributed_device
 
-_logger = logging.getLogger(__name__)
+from ..errors import UsageError
 
+_logger = logging.getLogger(__name__)
 DTYPES = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
 
 
@@ -34,10 +35,10 @@ def set_up_device(args: argparse.Namespace) -> torch.device:
         try:
             torch.empty(0, device=args.device)
         except (AssertionError, RuntimeError) as error:
-            raise ValueError(f"Expected a device of this machine, but got '{args.device}': {error}") from error
+            raise UsageError(f"Expected a device of this machine, but got '{args.device}': {error}") from error
     device = init_distributed_device(args)
     if args.sync_bn and device.type == 'cpu':
-        raise ValueError('Expected --sync-bn on GPUs, but got the CPU, which torch has no synchronised BatchNorm for.')
+        raise UsageError('Expected --sync-bn on GPUs, but got the CPU, which torch has no synchronised BatchNorm for.')
     if args.fast_norm:
         set_fast_norm()
     _logger.info(

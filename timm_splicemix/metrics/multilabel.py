@@ -13,15 +13,14 @@ import math
 from collections import deque
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
 
 import torch
 import torch.distributed as dist
 
-__all__ = ['PRESETS', 'MultilabelMeter', 'Preset', 'average_precision', 'multilabel_metrics']
+from ..errors import UsageError
 
 _logger = logging.getLogger(__name__)
-
 _CLASSES_AT_ONCE = 16  # float32 scores that fill a cache line of 64 bytes
 _ROWS_AT_ONCE = 4096
 _INVALID = 2  # what a target that is not 1, 0 or -1 becomes, so that a GPU's values can be checked after their copy
@@ -54,11 +53,11 @@ class Preset:
             object.__setattr__(self, 'threshold', tuple(float(value) for value in self.threshold))
         for threshold in _thresholds(self):
             if not 0 <= threshold <= 1:
-                raise ValueError(f'Expected threshold to be a probability from 0 to 1, but got {threshold}.')
+                raise UsageError(f'Expected threshold to be a probability from 0 to 1, but got {threshold}.')
         if self.class_f1 not in ('harmonic', 'mean'):
-            raise ValueError(f"Expected class_f1 to be 'harmonic' or 'mean', but got {self.class_f1!r}.")
+            raise UsageError(f"Expected class_f1 to be 'harmonic' or 'mean', but got {self.class_f1!r}.")
         if self.unknown not in ('negative', 'ignore'):
-            raise ValueError(f"Expected unknown to be 'negative' or 'ignore', but got {self.unknown!r}.")
+            raise UsageError(f"Expected unknown to be 'negative' or 'ignore', but got {self.unknown!r}.")
 
     def __str__(self) -> str:
         threshold = 'a threshold for each class' if isinstance(self.threshold, tuple) else f'{self.threshold:g}'
@@ -86,28 +85,28 @@ def _as_preset(preset: Union[str, Preset]) -> Preset:
         return preset
     if preset not in PRESETS:
         names = ', '.join(repr(name) for name in PRESETS)
-        raise ValueError(f'Expected preset to be one of {names}, or a Preset, but got {preset!r}.')
+        raise UsageError(f'Expected preset to be one of {names}, or a Preset, but got {preset!r}.')
     return PRESETS[preset]
 
 
 def _check_shapes(scores: torch.Tensor, targets: torch.Tensor) -> None:
     if scores.ndim != 2:
-        raise ValueError(f'Expected scores of shape (N, classes), but got {tuple(scores.shape)}.')
+        raise UsageError(f'Expected scores of shape (N, classes), but got {tuple(scores.shape)}.')
     if targets.shape != scores.shape:
-        raise ValueError(
+        raise UsageError(
             f'Expected targets of the shape of the scores, {tuple(scores.shape)}, but got {tuple(targets.shape)}.')
     if not scores.is_floating_point():
-        raise ValueError(f'Expected scores of a floating point type, but got {scores.dtype}.')
+        raise UsageError(f'Expected scores of a floating point type, but got {scores.dtype}.')
 
 
 def _check_topk(topk: Optional[int]) -> None:
     if topk is not None and topk < 1:
-        raise ValueError(f'Expected topk to be at least 1, or None for no top-k metrics, but got {topk}.')
+        raise UsageError(f'Expected topk to be at least 1, or None for no top-k metrics, but got {topk}.')
 
 
 def _check_thresholds(preset: Preset, num_classes: int) -> None:
     if isinstance(preset.threshold, tuple) and len(preset.threshold) != num_classes:
-        raise ValueError(
+        raise UsageError(
             f'Expected one threshold or {num_classes}, one for each class, but got {len(preset.threshold)}.')
 
 
@@ -135,11 +134,11 @@ def _check_values(
     if nans.any():
         row, column = nans.nonzero()[0].tolist()
         place = _place(row, column, indices, first_row, names)
-        raise ValueError(f'Expected scores that are numbers, but got NaN in {place}.')
+        raise UsageError(f'Expected scores that are numbers, but got NaN in {place}.')
     if labels.numel() and not -1 <= int(labels.min()) <= int(labels.max()) <= 1:
         row, column = ((labels < -1) | (labels > 1)).nonzero()[0].tolist()
         place = _place(row, column, indices, first_row, names)
-        raise ValueError(
+        raise UsageError(
             f'Expected targets of 1, 0, or -1 for unknown, but got another value in {place}: '
             'soft targets and class indices can not be scored.')
 
@@ -295,7 +294,7 @@ def multilabel_metrics(
     preset = _as_preset(preset)
     _check_thresholds(preset, logits.shape[1])
     if not len(logits):
-        raise ValueError('Expected at least one sample, but got none.')
+        raise UsageError('Expected at least one sample, but got none.')
     scores, labels = logits.detach().float().cpu(), _to_labels(targets).cpu()
     _check_values(scores, labels)
     return _metrics(_average_precision(scores, labels, preset.interpolated), scores, labels, topk, preset)
@@ -388,10 +387,10 @@ class MultilabelMeter:
             sync: bool = True,
     ):
         if num_classes < 1:
-            raise ValueError(f'Expected num_classes to be at least 1, but got {num_classes}.')
+            raise UsageError(f'Expected num_classes to be at least 1, but got {num_classes}.')
         _check_topk(topk)
         if class_names is not None and len(class_names) != num_classes:
-            raise ValueError(f'Expected {num_classes} class names, one for each class, but got {len(class_names)}.')
+            raise UsageError(f'Expected {num_classes} class names, one for each class, but got {len(class_names)}.')
         changes = {'threshold': threshold, 'exact': exact, 'unknown': unknown}
         self.preset = replace(_as_preset(preset), **{k: v for k, v in changes.items() if v is not None})
         _check_thresholds(self.preset, num_classes)
@@ -431,17 +430,17 @@ class MultilabelMeter:
         """
         _check_shapes(logits, targets)
         if logits.shape[1] != self.num_classes:
-            raise ValueError(f'Expected logits of {self.num_classes} classes, but got {logits.shape[1]}.')
+            raise UsageError(f'Expected logits of {self.num_classes} classes, but got {logits.shape[1]}.')
         if indices is not None:
             indices = torch.as_tensor(indices)
             if indices.shape != logits.shape[:1]:
-                raise ValueError(
+                raise UsageError(
                     f'Expected an index for each of the {len(logits)} samples, but got shape {tuple(indices.shape)}.')
             if len(indices) and (indices.is_floating_point() or indices.dtype == torch.bool):
-                raise ValueError(f'Expected indices of an integer type, but got {indices.dtype}.')
+                raise UsageError(f'Expected indices of an integer type, but got {indices.dtype}.')
         has_indices = indices is not None
         if self._has_indices not in (None, has_indices):
-            raise ValueError('Expected indices with all batches or with none, but got both.')
+            raise UsageError('Expected indices with all batches or with none, but got both.')
         batch = _Batch(
             _to_cpu(logits.detach().float()),
             _to_cpu(_to_labels(targets)),
@@ -498,7 +497,7 @@ class MultilabelMeter:
             headers = _all_gather(header, [1] * dist.get_world_size())
             lengths, kinds = headers[:, 0].tolist(), set(headers[:, 1].tolist()) - {-1}
             if len(kinds) > 1:
-                raise ValueError('Expected indices from all processes or from none, but got both.')
+                raise UsageError('Expected indices from all processes or from none, but got both.')
             if max(lengths):
                 indices = None
                 if kinds == {1}:
@@ -542,3 +541,25 @@ class MultilabelMeter:
                 f'{len(absent)} of {self.num_classes} classes without positives, left out of mAP, CP, CR and CF1: '
                 f'{names}')
         self._warned_of = absent
+
+
+class NamingMeter(MultilabelMeter):
+    """ A meter that names the image whose scores are no numbers.
+
+    Args:
+        filename: Gives the file of an index.
+        *args: Those of `MultilabelMeter`, as `**kwargs`.
+    """
+
+    def __init__(self, filename: Callable[[int], str], *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.filename = filename
+
+    def _store(self, batch: Any) -> None:
+        bad = batch.scores.isnan().any(dim=1)
+        if bad.any() and batch.indices is not None:
+            raise UsageError(
+                f'Expected scores that are numbers, but got NaN for {self.filename(int(batch.indices[bad][0]))} '
+                f'({int(bad.sum())} of the {len(bad)} images of its batch): look at the image, and try without --amp '
+                'and with --model-dtype float32; if all images have it, the weights are broken.')
+        super()._store(batch)

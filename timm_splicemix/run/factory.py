@@ -1,5 +1,6 @@
 """ From flags to the parts of a run: data sets, model, loss """
 import argparse
+import math
 from typing import Any, Optional, Sequence
 
 import torch
@@ -10,11 +11,27 @@ from timm.task import TrainingTask
 from timm.utils import freeze
 from torch import nn
 
-from .args import dataset_kwargs, loss_kwargs, uses_softmax
-from .checkpoint import read_tensors
-from .data import MultiLabelDataset, check_same_classes, create_dataset
-from .loss import UnionCrossEntropy, create_loss, positive_weights
-from .models import (
+from ..args import uses_softmax
+from ..args.loss import _PARAMETERS, _flag, _one_of, _refuse
+from ..args.splicemix import splicemix_kwargs
+from ..data import MultiLabelDataset, check_same_classes, create_dataset
+from ..errors import UsageError
+from ..loss import (
+    UnionCrossEntropy,
+    create_loss,
+    loss_parameters,
+    positive_weights,
+)
+from ..metrics import AccuracyMeter, MultilabelMeter
+from ..mix import (
+    Mixer,
+    Mixup,
+    RecursiveMix,
+    ResizeMix,
+    SpliceMix,
+    SpliceWith,
+)
+from ..models import (
     classifier_parameters,
     create_model,
     freeze_batch_norm,
@@ -22,6 +39,47 @@ from .models import (
     mean_prior_bias,
     prior_bias,
 )
+from .checkpoint import read_tensors
+
+
+def create_mixer(args: argparse.Namespace, num_classes: Optional[int] = None, seed: int = 0) -> Optional[Mixer]:
+    """ Create the mixer that the flags ask for.
+
+    Args:
+        args: Flags of `add_mixer_args`, of `add_splicemix_args` and timm's of Mixup.
+        num_classes: Number of classes, needed for integer targets.
+        seed: Seed of everything that is drawn.
+
+    Returns:
+        The mixer, None if no flag asks for one.
+    """
+    has_cutmix = bool(args.cutmix or args.cutmix_minmax)
+    asked = {
+        '--splicemix-grids': bool(args.splicemix_grids),
+        '--mixup': bool(args.mixup) and args.splice_with != 'mixup',
+        '--cutmix-minmax' if args.cutmix_minmax else '--cutmix': has_cutmix and args.splice_with != 'cutmix',
+        '--resizemix': bool(args.resizemix),
+        '--recursivemix': bool(args.recursivemix),
+        '--splice-with': bool(args.splice_with),
+    }
+    ways = [flag for flag, is_asked in asked.items() if is_asked]
+    if len(ways) > 1 and not {flag.removesuffix('-minmax') for flag in ways} <= {'--mixup', '--cutmix'}:
+        raise UsageError(f'Expected one way of mixing, but got {" and ".join(ways)}: leave out all but one.')
+    if not ways:
+        return None
+    common = {'num_classes': num_classes, 'seed': seed}
+    if args.splicemix_grids:
+        return SpliceMix(**splicemix_kwargs(args), **common)
+    common['prob'] = args.mixup_prob
+    if args.resizemix:
+        return ResizeMix(args.resizemix, **common)
+    if args.recursivemix:
+        return RecursiveMix(args.recursivemix, **common)
+    common.update(mode=args.mixup_mode, cutmix_minmax=args.cutmix_minmax or None)
+    if args.splice_with:
+        alpha = args.mixup if args.splice_with == 'mixup' else args.cutmix
+        return SpliceWith(args.splice_with, args.splice_with_ratio, alpha or 1., **common)
+    return Mixup(args.mixup, args.cutmix, switch_prob=args.mixup_switch_prob, **common)
 
 
 def create_datasets(args: argparse.Namespace) -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
@@ -57,10 +115,10 @@ def check_image_mode(mode: str, channels: int) -> None:
     try:
         bands = ImageMode.getmode(mode).bands
     except KeyError:
-        raise ValueError(
+        raise UsageError(
             f"Expected a mode of Pillow's for --input-img-mode, such as RGB or L, but got '{mode}'.") from None
     if len(bands) != channels:
-        raise ValueError(
+        raise UsageError(
             f'Expected images of {channels} channels (--in-chans), but got {len(bands)} in mode {mode}: set '
             '--input-img-mode, such as L for 1, RGB for 3 or RGBA for 4.')
 
@@ -74,7 +132,7 @@ def count_classes(args: argparse.Namespace, dataset: torch.utils.data.Dataset) -
     """
     found = getattr(dataset, 'num_classes', None)
     if found is not None and args.num_classes not in (None, found):
-        raise ValueError(
+        raise UsageError(
             f'Expected --num-classes {found}, as the data set has, but got {args.num_classes}: leave it out.')
     return found or args.num_classes
 
@@ -104,11 +162,11 @@ def build_model(args: argparse.Namespace, num_classes: Optional[int]) -> tuple[n
             checkpoint_path=args.initial_checkpoint, **weights, **kwargs)
     except (AssertionError, FileNotFoundError, RuntimeError, TypeError) as error:  # what timm raises at a user
         reason = ' '.join((str(error) or repr(error)).split())
-        raise ValueError(f"Expected model '{args.model}' to take the flags, but got: {reason[:300]}") from error
+        raise UsageError(f"Expected model '{args.model}' to take the flags, but got: {reason[:300]}") from error
     if args.pretrained_path:
         check_weights_arrived(model, args.pretrained_path)
     if num_classes not in (None, model.num_classes):
-        raise ValueError(f'Expected a model of {num_classes} classes, but got one of {model.num_classes}.')
+        raise UsageError(f'Expected a model of {num_classes} classes, but got one of {model.num_classes}.')
     kwargs.update(num_classes=model.num_classes)
     return model, {name: value for name, value in kwargs.items() if value is not None}
 
@@ -131,7 +189,7 @@ def check_weights_arrived(model: nn.Module, path: str) -> None:
     backbone = [parameter for parameter in model.parameters() if id(parameter) not in head]
     found = sum((parameter.numel(), parameter.double().sum().item()) in there for parameter in backbone)
     if found < len(backbone) / 2:
-        raise ValueError(
+        raise UsageError(
             f'Expected weights of {type(model).__name__} for --pretrained-path, but got {path}, which has {found} of '
             f'its {len(backbone)} weights.')
 
@@ -161,7 +219,7 @@ def checkpoint_gradients(model: nn.Module) -> None:
     try:
         model.set_grad_checkpointing(enable=True)
     except (AssertionError, AttributeError) as error:
-        raise ValueError(
+        raise UsageError(
             f'Expected a model that can do --grad-checkpointing, but got {type(model).__name__}.') from error
 
 
@@ -183,7 +241,7 @@ def start_classifier(model: nn.Module, args: argparse.Namespace, dataset: Option
             bias = -2.5 if targets is None else mean_prior_bias(targets)
     if bias == 'prior':
         if targets is None:
-            raise ValueError('Expected a multi-label data set that knows all its labels for --head-init-bias prior.')
+            raise UsageError('Expected a multi-label data set that knows all its labels for --head-init-bias prior.')
         bias = prior_bias(targets)
     init_classifier(model, std=std, scale=scale, bias=bias)
 
@@ -202,7 +260,7 @@ def check_image_size(model: nn.Module, input_size: tuple[int, int, int]) -> None
             model(torch.zeros(1, *input_size))
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else repr(error)
-        raise ValueError(
+        raise UsageError(
             f'Expected an image size that {type(model).__name__} takes, but got {input_size[1]} x {input_size[2]} with '
             f'{input_size[0]} channels: {reason}') from error
     finally:
@@ -220,11 +278,11 @@ def freeze_modules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     for name in names:
         if name not in known or not name:
             children = ', '.join(child for child, _ in model.named_children())
-            raise ValueError(f"Expected --freeze to name modules of the model, such as {children}, but got '{name}'.")
+            raise UsageError(f"Expected --freeze to name modules of the model, such as {children}, but got '{name}'.")
     if names:
         freeze(model, list(names), include_bn_running_stats=False)
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ValueError('Expected --freeze to leave something to train, but got all of the model.')
+            raise UsageError('Expected --freeze to leave something to train, but got all of the model.')
     return [known[name] for name in names]
 
 
@@ -267,6 +325,106 @@ def create_criterion(
             sum_classes=args.bce_sum)
     if args.class_weights == 'auto':
         if getattr(dataset, 'targets', None) is None:
-            raise ValueError('Expected a multi-label data set that knows all its labels for --class-weights auto.')
+            raise UsageError('Expected a multi-label data set that knows all its labels for --class-weights auto.')
         kwargs['pos_weight'] = positive_weights(dataset.targets)
     return create_loss(name, num_classes, **kwargs)
+
+
+def create_meter(
+        multi_label: bool,
+        num_classes: int,
+        device: torch.device,
+        class_names: Sequence[str] = (),
+        preset: str = 'paper',
+) -> Any:
+    """ What scores the predictions of a data set.
+
+    Args:
+        multi_label: Whether an image has any number of classes.
+        num_classes: Number of classes.
+        device: Where predictions are.
+        class_names: Names of the classes, for warnings.
+        preset: Definition of the multi-label metrics.
+    """
+    if not multi_label:
+        return AccuracyMeter(device)
+    return MultilabelMeter(num_classes, preset=preset, class_names=class_names or None)
+
+
+def dataset_kwargs(args: argparse.Namespace, is_training: bool) -> dict[str, Any]:
+    """ Turn the flags of `add_dataset_args` and `add_label_args` into arguments of `create_dataset`.
+
+    Args:
+        args: What the parser returned.
+        is_training: Whether the split is trained on: only then labels are hidden.
+    """
+    kwargs = {
+        'name': args.dataset,
+        'root': args.data_dir,
+        'is_training': is_training,
+        'download': args.dataset_download,
+        'class_map': args.class_map or None,
+        'input_key': args.input_key,
+        'target_key': args.target_key,
+        'annotations': args.train_ann if is_training else args.val_ann,
+        'class_order': args.class_order,
+        'keep_unlabelled': args.keep_unlabelled,
+        'difficult': args.voc_difficult if is_training else args.voc_difficult_eval,
+        'image_column': args.csv_image_column,
+        'label_column': args.csv_label_column,
+        'split_column': args.csv_split_column,
+        'label_delimiter': args.csv_delimiter,
+    }
+    if is_training and args.keep_labels is not None:
+        kwargs.update(keep_labels=args.keep_labels, keep_labels_seed=args.keep_labels_seed)
+    return kwargs
+
+
+def _read_prior(path: str) -> torch.Tensor:
+    """The last field of each line, as a number; the first line may be a header."""
+    with open(path, encoding='utf-8') as file:
+        fields = [line.rsplit(',', 1)[-1].strip() for line in file if line.strip()]
+    values = []
+    for index, field in enumerate(fields):
+        try:
+            values.append(float(field))
+        except ValueError:
+            if index > 0:
+                values.append(math.nan)
+        if values and not 0 <= values[-1] <= 1:
+            raise UsageError(
+                f"Expected a number between 0 and 1 in each line of --loss-prior {path}, but got '{field}'.")
+    if not values:
+        raise UsageError(f'Expected a number for each class in --loss-prior {path}, but got none.')
+    return torch.tensor(values)
+
+
+def loss_kwargs(args: argparse.Namespace, name: str) -> dict[str, Any]:
+    """ Turn the flags of `add_loss_args` into arguments of `create_loss`, those that were given only.
+
+    With --class-weights auto the caller has to add pos_weight, as it depends on the data.
+
+    Args:
+        args: What the parser returned.
+        name: Name of the loss, whose parameters they have to be.
+    """
+    known = loss_parameters(name)
+    given = {parameter: getattr(args, f'loss_{parameter}') for parameter in _PARAMETERS}
+    given = {parameter: value for parameter, value in given.items() if value is not None}
+    for parameter in given:
+        if parameter not in known:
+            _refuse(_flag(parameter), parameter, name)
+    if args.class_weights == 'auto' and 'pos_weight' not in known:
+        _refuse('--class-weights auto', 'pos_weight', name)
+    partial = given.get('partial', known.get('partial'))
+    for parameter, modes in (
+            ('gamma_unknown', ('negative', 'selective')), ('topk', ('selective',)), ('prior', ('selective',)),
+            ('prior_threshold', ('selective',))):
+        if parameter in given and partial not in modes:
+            raise UsageError(
+                f'Expected {_flag(parameter)} with --loss-partial {_one_of(modes)}, but got --loss-partial {partial}.')
+    if 'prior_threshold' in given and 'prior' not in given:
+        raise UsageError('Expected --loss-prior-threshold with --loss-prior, but got it alone.')
+    if 'prior' in given:
+        given['prior'] = _read_prior(given['prior'])
+    return given

@@ -18,15 +18,15 @@ import torch.utils.data
 from filelock import FileLock
 from tqdm import tqdm
 
-from .dataset import BadImageError
-from .decode import decode_image
-from .reader import class_index
-from .sampler import distributed_place
-from .seeding import mix_seeds, seeded
-from .splits import split_names
+from ...errors import UsageError
+from ..dataset import BadImageError
+from ..decode import decode_image
+from ..sampler import distributed_place
+from ..seeding import mix_seeds, seeded
+from ..splits import split_names
+from .base import class_index
 
 _logger = logging.getLogger(__name__)
-
 _IMAGES = ('jpg', 'jpeg', 'png', 'webp')
 _LABELS = ('json', 'cls')
 _SHARD = re.compile(r'\.(tar|tgz|tbz2?|txz|tar\.\w+)$', re.IGNORECASE)
@@ -86,7 +86,7 @@ class WdsDataset(torch.utils.data.IterableDataset):
     ):
         super().__init__()
         if batch_size < 1 or shuffle_size < 1:
-            raise ValueError(f'Expected batch_size and shuffle_size >= 1, but got {batch_size} and {shuffle_size}.')
+            raise UsageError(f'Expected batch_size and shuffle_size >= 1, but got {batch_size} and {shuffle_size}.')
         self.root = str(root)
         self.transform = transform
         self.target_transform = target_transform
@@ -98,7 +98,7 @@ class WdsDataset(torch.utils.data.IterableDataset):
         self.class_to_idx = {name: index for index, name in enumerate(self.class_names)}
         if len(self.class_to_idx) != len(self.class_names):
             double = next(name for name in self.class_names if self.class_names.count(name) > 1)
-            raise ValueError(f"Expected each class once, but got '{double}' twice.")
+            raise UsageError(f"Expected each class once, but got '{double}' twice.")
         self._offsets = index_shards(root, self.shards)
         self._counts = np.array([len(offsets) - 1 for offsets in self._offsets])
         self._ends = self._counts.cumsum()
@@ -127,7 +127,7 @@ class WdsDataset(torch.utils.data.IterableDataset):
         self.batch_size, self.is_training, self.seed = batch_size, is_training, seed
         self.rank, self.world_size = distributed_place(rank, world_size)
         if is_training and self.num_samples < self.world_size * batch_size:
-            raise ValueError(
+            raise UsageError(
                 f'Expected at least one batch of {batch_size} for each of {self.world_size} processes, but got '
                 f'{self.num_samples} samples in {self.root}: lower the batch size.')
         if self.remainder and self.rank == 0:
@@ -224,10 +224,10 @@ class WdsDataset(torch.utils.data.IterableDataset):
             try:
                 content = json.loads(members['json'][1])
             except ValueError as error:
-                raise ValueError(f'Expected JSON, but got {where}: {error}') from error
+                raise UsageError(f'Expected JSON, but got {where}: {error}') from error
         found = next((name for name in fields if name in content), None) if isinstance(content, dict) else None
         if found is None and ('cls' not in members or field):
-            raise ValueError(
+            raise UsageError(
                 f"Expected the field {' or '.join(fields)}, but got {content} in {where}: name the field as label_key.")
         if found in multi_hot_fields:
             return self._from_flags(content[found], where)
@@ -238,18 +238,18 @@ class WdsDataset(torch.utils.data.IterableDataset):
         try:
             labels = [int(label) for label in text.replace(',', ' ').split()]
         except ValueError as error:
-            raise ValueError(f"Expected indices of classes, but got '{text.strip()}' in {where}.") from error
+            raise UsageError(f"Expected indices of classes, but got '{text.strip()}' in {where}.") from error
         return self._from_labels(labels, where)
 
     def _from_labels(self, labels: Any, where: str) -> torch.Tensor:
         if not isinstance(labels, list):
-            raise ValueError(f'Expected a list of labels, but got {labels!r} in {where}.')
+            raise UsageError(f'Expected a list of labels, but got {labels!r} in {where}.')
         target = torch.zeros(self.num_classes)
         for label in labels:
             if isinstance(label, str):
                 label = class_index(label, self.class_to_idx, where)
             elif type(label) is not int or not 0 <= label < self.num_classes:
-                raise ValueError(
+                raise UsageError(
                     f'Expected names or indices of the {self.num_classes} classes, but got {label!r} in {where}.')
             target[label] = 1
         return target
@@ -257,7 +257,7 @@ class WdsDataset(torch.utils.data.IterableDataset):
     def _from_flags(self, flags: Any, where: str) -> torch.Tensor:
         if (not isinstance(flags, list) or len(flags) != self.num_classes
                 or not all(isinstance(flag, (int, float)) and flag in (-1, 0, 1) for flag in flags)):
-            raise ValueError(
+            raise UsageError(
                 f'Expected a list of {self.num_classes} values among 0, 1 and -1, but got {flags!r} in {where}.')
         return torch.tensor(flags, dtype=torch.float32)
 
@@ -291,14 +291,14 @@ def find_shards(root: Union[str, Path], name: str = '', split: str = 'train') ->
     """
     folder = Path(root)
     if not folder.is_dir():
-        raise ValueError(f'Expected the folder of the shards, but got {root}, which does not exist.')
+        raise UsageError(f'Expected the folder of the shards, but got {root}, which does not exist.')
     if _SHARD.search(name):
         shards = _expand(folder, name)
     else:
         folder = folder / name
         shards = _expand(folder, split) if _SHARD.search(split) else _search(folder, split)
     if not shards:
-        raise ValueError(
+        raise UsageError(
             f"Expected the shards of split '{split}' as {split}-*.tar, *{split}*.tar or {split}/*.tar in {folder}, but "
             "got none: rename them, or give an expression such as 'data-{000..003}.tar' as name or split.")
     compressed = next((shard for shard in shards if not shard.lower().endswith('.tar')), None)
@@ -337,13 +337,13 @@ def _read_class_names(root: Path, name: str) -> list[str]:
     file = root / name / _CLASSES
     file = file if file.is_file() else root / _CLASSES
     if not file.is_file():
-        raise ValueError(
+        raise UsageError(
             f'Expected the name of each class on a line of {file}, but got no such file: write it, or give '
             'class_names.')
     names = [line.strip() for line in file.read_text(encoding='utf-8').splitlines()]
     names = [name for name in names if name]
     if not names:
-        raise ValueError(f'Expected the name of each class on a line of {file}, but got an empty file.')
+        raise UsageError(f'Expected the name of each class on a line of {file}, but got an empty file.')
     return names
 
 
@@ -366,7 +366,7 @@ def _expand(folder: Path, expression: str) -> list[str]:
     for pattern in _braces(expression):
         found = sorted(str(path) for path in folder.glob(pattern) if path.is_file())
         if not found:
-            raise ValueError(f"Expected shards for '{expression}', but got no {pattern} in {folder}.")
+            raise UsageError(f"Expected shards for '{expression}', but got no {pattern} in {folder}.")
         shards += found
     return sorted(dict.fromkeys(shards))
 
@@ -435,7 +435,7 @@ def _scan(shard: str) -> list[int]:
             raise _broken_error(shard, 'truncated' if len(tail) < tarfile.BLOCKSIZE else f'unreadable from byte {end}')
     _check_sample(sample, shard)
     if not offsets:
-        raise ValueError(f'Expected samples in each shard, but got none in {shard}.')
+        raise UsageError(f'Expected samples in each shard, but got none in {shard}.')
     return [*offsets, end]
 
 
@@ -449,7 +449,7 @@ def _check_sample(sample: Optional[tuple[str, list[str]]], shard: str) -> None:
     key, extensions = sample
     images = [extension for extension in extensions if extension in _IMAGES]
     if len(images) != 1 or not set(extensions) & set(_LABELS) or len(set(extensions)) < len(extensions):
-        raise ValueError(
+        raise UsageError(
             f"Expected one image ({', '.join(_IMAGES)}) and its labels (json or cls) side by side for each key, but "
             f"got '{key.lstrip('/')}' with {', '.join(extensions)} in {shard}: sort the members by name.")
 

@@ -7,11 +7,16 @@ from typing import NamedTuple, Optional, Sequence, Union
 
 import torch
 
-from .reader import MultiLabelReader, check_files_exist, check_unique, class_index
-from .splits import TRAIN, VALIDATION, split_names
+from ...errors import UsageError
+from ..splits import TRAIN, VALIDATION, split_names
+from .base import (
+    MultiLabelReader,
+    check_files_exist,
+    check_unique,
+    class_index,
+)
 
 _logger = logging.getLogger(__name__)
-
 _IMAGE_COLUMNS = ('image', 'image_path', 'path', 'file', 'filename', 'file_name', 'filepath', 'img', 'image_id', 'id')
 _LABEL_COLUMNS = ('labels', 'label', 'tags', 'tag', 'classes', 'class', 'categories', 'category')
 _SPLIT_COLUMNS = ('split', 'subset', 'set', 'fold', 'partition')
@@ -44,10 +49,10 @@ def find_csv(root: Union[str, Path], split: str, split_column: Optional[str] = N
         shared = [file for file in files.values() if file.stem.lower() not in (*TRAIN, *VALIDATION, 'test')]
     if not shared:
         listed = ', '.join(file.name for file in files.values()) or 'no .csv or .tsv file'
-        raise ValueError(f'Expected {split}.csv or one file for all splits in {root}, but got {listed}.')
+        raise UsageError(f'Expected {split}.csv or one file for all splits in {root}, but got {listed}.')
     table = _read_table(shared[0])
     if table.find_split(split_column, split) is None:
-        raise ValueError(
+        raise UsageError(
             f"Expected a column of splits in {shared[0]}, to find '{split}', but got the columns {table.listing}: name "
             'it by --csv-split-column, or write a file for each split (train.csv, val.csv).')
     return shared[0]
@@ -87,17 +92,17 @@ class ReaderCsv(MultiLabelReader):
         table = _read_table(Path(file))
         image = table.find(image_column, _IMAGE_COLUMNS, '--csv-image-column')
         if image is None:
-            raise ValueError(
+            raise UsageError(
                 f'Expected a column of images in {file}, but got the columns {table.listing}: name it by '
                 '--csv-image-column.')
         part = table.find_split(split_column, split)
         if label_delimiter == '':
-            raise ValueError("Expected --csv-delimiter to be a character, but got ''.")
+            raise UsageError("Expected --csv-delimiter to be a character, but got ''.")
         label = table.find(label_column, _LABEL_COLUMNS, '--csv-label-column')
         if label is not None:
             class_names, targets = _read_labels(table, label, label_delimiter, class_names)
         elif label_delimiter is not None:
-            raise ValueError(
+            raise UsageError(
                 f"Expected a column of labels to separate at '{label_delimiter}' in {file}, but got the columns "
                 f'{table.listing}: name it by --csv-label-column, or leave --csv-delimiter out.')
         else:
@@ -109,7 +114,7 @@ class ReaderCsv(MultiLabelReader):
         kept = _rows_of_split(table, part, split)
         for row in kept:
             if not table.rows[row][image]:
-                raise ValueError(f'Expected an image in each row, but got none in {table.where(row)}.')
+                raise UsageError(f'Expected an image in each row, but got none in {table.where(row)}.')
         paths = _complete([os.path.normpath(os.path.join(root, table.rows[row][image])) for row in kept])
         check_unique(paths, str(file))
         if images_must_exist:
@@ -135,7 +140,7 @@ class _Table(NamedTuple):
         """Index of the column that is given, or else of the first usual one."""
         if given is not None:
             if given not in self.columns:
-                raise ValueError(
+                raise UsageError(
                     f"Expected {flag} to name a column of {self.file} ({self.listing}), but got '{given}'.")
             return self.columns.index(given)
         lower = [column.lower() for column in self.columns]
@@ -153,7 +158,7 @@ class _Table(NamedTuple):
 
 def _read_table(file: Path) -> _Table:
     if not file.is_file():
-        raise ValueError(f'Expected a file of labels, but got {file}, which does not exist.')
+        raise UsageError(f'Expected a file of labels, but got {file}, which does not exist.')
     lines, rows = [], []
     with file.open(newline='', encoding='utf-8-sig') as stream:
         reader = csv.reader(stream, delimiter='\t' if file.suffix.lower() == '.tsv' else ',', strict=True)
@@ -163,21 +168,21 @@ def _read_table(file: Path) -> _Table:
                 if not any(cells):
                     continue
                 if rows and len(cells) != len(rows[0]):
-                    raise ValueError(
+                    raise UsageError(
                         f'Expected {len(rows[0])} fields, as in the header, but got {len(cells)} in '
                         f'{file}:{reader.line_num}: put quotes around a field that holds the separator.')
                 lines.append(reader.line_num)
                 rows.append(cells)
         except csv.Error as error:
-            raise ValueError(f'Expected a CSV file, but got {file}:{reader.line_num}: {error}.') from error
+            raise UsageError(f'Expected a CSV file, but got {file}:{reader.line_num}: {error}.') from error
         except UnicodeDecodeError as error:
-            raise ValueError(f'Expected a file in UTF-8, but got {file}: {error}.') from error
+            raise UsageError(f'Expected a file in UTF-8, but got {file}: {error}.') from error
     if len(rows) < 2:
-        raise ValueError(f'Expected a header and rows, but got {file} with {"a header only" if rows else "nothing"}.')
+        raise UsageError(f'Expected a header and rows, but got {file} with {"a header only" if rows else "nothing"}.')
     columns = rows[0]
     double = next((name for name in columns if name and columns.count(name) > 1), None)
     if double is not None:
-        raise ValueError(f"Expected each column once, but got '{double}' twice in {file}.")
+        raise UsageError(f"Expected each column once, but got '{double}' twice in {file}.")
     return _Table(file, columns, lines[1:], rows[1:])
 
 
@@ -203,7 +208,7 @@ def _read_labels(
     if class_names is None:
         class_names = sorted(distinct, key=(lambda label: (int(label), label)) if integers else None)
         if not class_names:
-            raise ValueError(
+            raise UsageError(
                 f"Expected labels in column '{table.columns[column]}' of {table.file}, but got none: name another "
                 'one by --csv-label-column, or the classes by --class-map.')
     class_to_idx = {name: index for index, name in enumerate(class_names)}
@@ -217,7 +222,7 @@ def _read_labels(
         for label in row_labels:
             index = class_index(label, class_to_idx, f'{table.where(row)} ({way_out})')
             if index >= len(class_names):
-                raise ValueError(
+                raise UsageError(
                     f'Expected indices of the {len(class_names)} classes of --class-map, 0 to {len(class_names) - 1}, '
                     f'but got {label} in {table.where(row)}.')
             targets[row, index] = 1
@@ -234,13 +239,13 @@ def _read_class_columns(
         names = {table.columns[column]: column for column in columns}
         missing = [name for name in class_names if name not in names]
         if missing:
-            raise ValueError(
+            raise UsageError(
                 f"Expected a column for each class of --class-map in {table.file}, but got none for '{missing[0]}' "
                 f'among {table.listing}: correct it, or name the column of labels by --csv-label-column.')
         columns = [names[name] for name in class_names]
     columns = [column for column in columns if table.columns[column]]  # one without a name is an index, no class
     if not columns:
-        raise ValueError(
+        raise UsageError(
             f'Expected a column of labels or columns of classes in {table.file}, but got the columns {table.listing}: '
             'name the former by --csv-label-column.')
     targets = torch.empty(len(table.rows), len(columns), dtype=torch.int8)
@@ -249,7 +254,7 @@ def _read_class_columns(
         if None in values:
             column = columns[values.index(None)]
             got = f"'{cells[column]}'" if cells[column] else 'nothing'
-            raise ValueError(
+            raise UsageError(
                 f"Expected 1 (present), 0 (absent) or -1 (unknown) in column '{table.columns[column]}', but got {got} "
                 f'in {table.where(row)}: name a column of labels by --csv-label-column, or the columns of classes by '
                 '--class-map.')
@@ -264,7 +269,7 @@ def _rows_of_split(table: _Table, column: Optional[int], split: Optional[str]) -
     name = next((name for name in split_names(split.lower()) if name in values), None)
     if name is None:
         there = ', '.join(sorted({row[column] for row in table.rows}))
-        raise ValueError(
+        raise UsageError(
             f"Expected a split of column '{table.columns[column]}' of {table.file} ({there}), but got '{split}': name "
             'another column by --csv-split-column.')
     return [row for row, value in enumerate(values) if value == name]

@@ -1,0 +1,335 @@
+""" What people look at: pictures, and how files are written """
+import logging
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Optional, Sequence, Union
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from .errors import UsageError
+from .files import atomic_write
+from .mix import MixPlan, SpliceRecord
+
+_logger = logging.getLogger(__name__)
+_INK, _PALE, _PAPER = '#202124', '#5f6368', '#ffffff'
+_REGULAR, _MIXED = '#dadce0', '#d93025'
+_MARGIN = 8
+
+
+def check_image_name(path: Union[str, Path]) -> None:
+    """Refuse a name that ends in no image format that can be written."""
+    formats = Image.registered_extensions()
+    if formats.get(Path(path).suffix.lower()) not in Image.SAVE:
+        raise UsageError(f"Expected a file name that ends in an image format, such as .png, but got '{path}'.")
+
+
+def save_image(image: Image.Image, path: Union[str, Path]) -> None:
+    """Write an image, in the format that the name ends in."""
+    check_image_name(path)
+    with atomic_write(path) as temporary:
+        image.save(temporary, optimize=True)
+
+
+def load_pyplot() -> Optional[ModuleType]:
+    """matplotlib's pyplot without a screen, or None and a line that says how to get it."""
+    try:
+        import matplotlib
+    except ImportError:
+        _logger.warning("No plot is drawn without matplotlib: pip install 'timm-splicemix[plot]'.")
+        return None
+    matplotlib.use('Agg')
+    import matplotlib.pyplot
+    return matplotlib.pyplot
+
+
+def save_figure(figure: Any, path: Union[str, Path]) -> None:
+    """Write a figure of matplotlib, in the format that the name ends in, and close it."""
+    if Path(path).suffix.lower().lstrip('.') not in figure.canvas.get_supported_filetypes():
+        raise UsageError(f"Expected a file name that ends in a format for plots, such as .png, but got '{path}'.")
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=110)
+    load_pyplot().close(figure)
+
+
+def describe_target(target: torch.Tensor, class_names: Sequence[str]) -> str:
+    """ The classes of a target as text: present ones, soft ones with their value, unknown ones with a question mark.
+
+    Args:
+        target: (classes,).
+        class_names: Name of each class.
+    """
+    words = []
+    for value, name in zip(target.tolist(), class_names):
+        if value == 1:
+            words.append(name)
+        elif value == -1:
+            words.append(f'{name}?')
+        elif value > 0:
+            words.append(f'{name} {value:.2g}')
+    return ', '.join(words) or 'nothing'
+
+
+def draw_batch(
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        plan: MixPlan,
+        class_names: Sequence[str],
+        title: str,
+        columns: Optional[int] = None,
+) -> Image.Image:
+    """ Draw a mixed batch with its labels.
+
+    Regular images carry their number in the batch, mixed ones show which number fills which cell and which cells were
+    dropped.
+
+    Args:
+        images: (K + M, 3, H, W) uint8, what `SpliceMix.apply` returned.
+        targets: (K + M, classes), likewise.
+        plan: The plan that was applied.
+        class_names: Name of each class.
+        title: Headline.
+        columns: Images in a row, about square if None.
+    """
+    _, _, height, width = images.shape
+    columns = columns or max(1, round((len(images) * height / width) ** 0.5))
+    columns = min(columns, max(1, len(images)))
+    font, small, bold = (ImageFont.load_default(size=size) for size in (11, 10, 14))
+    num_kept = len(plan.kept)
+    captions = [f'#{source}' for source in plan.kept.tolist()]
+    cells: list[Optional[tuple[SpliceRecord, int]]] = [None] * num_kept
+    for record in plan.records:
+        captions += [f'mixed {record.grid}'] * record.num_mixed
+        cells += [(record, row) for row in range(record.num_mixed)]
+    texts = [
+        _wrap(f'{caption}: {describe_target(target, class_names)}', width, font)
+        for caption, target in zip(captions, targets)
+    ]
+    line = 14
+    # Regular and mixed images start rows of their own.
+    rows = [list(range(num_kept))[i:i + columns] for i in range(0, num_kept, columns)]
+    rows += [list(range(num_kept, len(images)))[i:i + columns] for i in range(0, len(images) - num_kept, columns)]
+    heights = [height + 6 + line * max(len(texts[i]) for i in row) for row in rows]
+
+    sheet = Image.new('RGB', (columns * (width + _MARGIN) + _MARGIN, 30 + sum(heights) + _MARGIN * len(rows)), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    draw.text((_MARGIN, 8), title, fill=_INK, font=bold)
+    top = 30
+    for row, row_height in zip(rows, heights):
+        for column, index in enumerate(row):
+            left = _MARGIN + column * (width + _MARGIN)
+            sheet.paste(Image.fromarray(images[index].permute(1, 2, 0).contiguous().numpy()), (left, top))
+            if cells[index] is not None:
+                _draw_cells(draw, *cells[index], (left, top, width, height), small)
+            outline = _REGULAR if cells[index] is None else _MIXED
+            draw.rectangle((left - 1, top - 1, left + width, top + height), outline=outline)
+            for number, text in enumerate(texts[index]):
+                draw.text((left, top + height + 2 + line * number), text, fill=_INK, font=font)
+        top += row_height + _MARGIN
+    return sheet
+
+
+def _draw_cells(
+        draw: ImageDraw.ImageDraw,
+        record: SpliceRecord,
+        row: int,
+        place: tuple[int, int, int, int],
+        font: ImageFont.ImageFont,
+) -> None:
+    """Draw the borders of the cells of a mixed image, and what is in them."""
+    left, top, width, height = place
+    rows, cols = record.grid.rows, record.grid.cols
+    for cell, (source, dropped) in enumerate(zip(record.sources[row].tolist(), record.dropped[row].tolist())):
+        i, j = divmod(cell, cols)
+        x0, x1 = left + j * width // cols, left + (j + 1) * width // cols
+        y0, y1 = top + i * height // rows, top + (i + 1) * height // rows
+        draw.rectangle((x0 - 1, y0 - 1, x1, y1), outline=_PAPER)
+        if dropped:
+            draw.line((x0, y0, x1 - 1, y1 - 1), fill=_PALE)
+            draw.line((x0, y1 - 1, x1 - 1, y0), fill=_PALE)
+        text = 'dropped' if dropped else f'#{source}'
+        box = draw.textbbox((x0 + 3, y0 + 1), text, font=font)
+        if box[2] + 2 < x1:  # a cross says enough where the word does not fit
+            draw.rectangle((box[0] - 2, box[1] - 1, box[2] + 1, box[3] + 1), fill=_PAPER)
+            draw.text((x0 + 3, y0 + 1), text, fill=_PALE if dropped else _INK, font=font)
+
+
+def _wrap(text: str, width: int, font: ImageFont.ImageFont) -> list[str]:
+    """Break text into lines of at most `width` pixels."""
+    lines, current = [], ''
+    for word in text.split():
+        longer = f'{current} {word}'.strip()
+        if current and font.getlength(longer) > width:
+            lines.append(current)
+            longer = word
+        current = longer
+    return lines + [current]
+
+
+def draw_curves(rows: Sequence[dict[str, str]], path: Union[str, Path]) -> bool:
+    """ Draw losses, metric and learning rate over the epochs of a run.
+
+    Args:
+        rows: Rows of a summary, with the names of its columns.
+        path: Picture to write.
+
+    Returns:
+        Whether it was drawn; it isn't without matplotlib.
+    """
+    pyplot = load_pyplot()
+    if pyplot is None or not rows:
+        return False
+    names = list(rows[0])
+    metric = next((name for name in ('mAP', 'top1') if f'eval_{name}' in names), None)
+    panels = {
+        'loss': [name for name in names if name.endswith('loss')],
+        metric: [name for name in names if metric and name in (f'eval_{metric}', f'eval_ema_{metric}')],
+        'learning rate': ['lr'],
+    }
+    panels = {title: columns for title, columns in panels.items() if title and columns}
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.5 * len(panels), 3.4), layout='constrained')
+    for axis, (title, columns) in zip(axes, panels.items()):
+        for column in columns:
+            points = [(int(row['epoch']), float(row[column])) for row in rows if row[column] not in ('', None)]
+            if points:
+                axis.plot(*zip(*points), marker='.', label=column)
+        axis.set_title(title)
+        axis.set_xlabel('epoch')
+        axis.grid(alpha=0.3)
+        if len(columns) > 1:
+            axis.legend(fontsize='small')
+    save_figure(figure, path)
+    return True
+
+
+def save_batch(
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        plan: MixPlan,
+        class_names: Optional[Sequence[str]],
+        mean: Sequence[float],
+        std: Sequence[float],
+        path: Union[str, Path],
+) -> None:
+    """ Write a picture of a batch as the model sees it.
+
+    Args:
+        images: (K + M, C, H, W), normalised.
+        targets: (K + M, classes), or (K,) class indices.
+        plan: How the batch was mixed.
+        class_names: Name of each class, None for numbers.
+        mean: Mean of the normalisation.
+        std: Standard deviation of the normalisation.
+        path: Picture to write.
+    """
+    if targets.ndim == 1:
+        targets = torch.nn.functional.one_hot(targets.long())
+    names = class_names or [str(index) for index in range(targets.shape[1])]
+    channels = images.shape[1]
+    shift, scale = (torch.tensor(list(values)[:channels]).view(1, -1, 1, 1) for values in (mean, std))
+    pixels = ((images.detach().float().cpu() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
+    pixels = pixels.expand(-1, 3, -1, -1) if channels == 1 else pixels[:, :3]
+    title = f'{len(plan.kept)} regular and {plan.num_mixed} mixed images'
+    save_image(draw_batch(pixels, targets.cpu(), plan, names, title), path)
+
+
+def draw_predictions(
+        cards: Sequence[tuple[Image.Image, str, dict[str, float]]],
+        size: int,
+        columns: Optional[int] = None,
+) -> Image.Image:
+    """ A contact sheet: images with their names, and what was found in them with bars of its probability.
+
+    Args:
+        cards: Image of at most `size` pixels, title, and probability of each class that was found.
+        size: Width and height of the place of an image.
+        columns: Images in a row, about square if None.
+    """
+    columns = min(columns or max(1, round(len(cards) ** 0.5)), len(cards))
+    font, bold = ImageFont.load_default(size=11), ImageFont.load_default(size=12)
+    line = 15
+    rows = [cards[start:start + columns] for start in range(0, len(cards), columns)]
+    heights = [size + 22 + line * max(max(1, len(labels)) for _, _, labels in row) for row in rows]
+    sheet = Image.new(
+        'RGB', (columns * (size + _MARGIN) + _MARGIN, sum(heights) + _MARGIN * (len(rows) + 1)), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    top = _MARGIN
+    for row, height in zip(rows, heights):
+        for column, (image, title, labels) in enumerate(row):
+            left = _MARGIN + column * (size + _MARGIN)
+            draw.rectangle((left - 1, top - 1, left + size, top + size), outline=_REGULAR)
+            sheet.paste(image, (left + (size - image.width) // 2, top + (size - image.height) // 2))
+            draw.text((left, top + size + 3), _shorten(title, size, bold), fill=_INK, font=bold)
+            for number, (name, value) in enumerate(labels.items()):
+                y = top + size + 20 + line * number
+                draw.rectangle((left, y, left + round((size - 1) * value), y + line - 3), fill='#d2e3fc')
+                draw.text((left + 2, y), _shorten(f'{value:.2f} {name}', size - 4, font), fill=_INK, font=font)
+            if not labels:
+                draw.text((left, top + size + 20), 'nothing', fill=_PALE, font=font)
+        top += height + _MARGIN
+    return sheet
+
+
+def _shorten(text: str, width: int, font: ImageFont.ImageFont) -> str:
+    """Text that fits into `width` pixels, its end left out if need be."""
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(f'{text}...') > width:
+        text = text[:-1]
+    return f'{text}...'
+
+
+def draw_classes(rows: Sequence[dict[str, Any]], result: dict[str, Any], path: Union[str, Path]) -> None:
+    """ Draw the AP of each class, with the number of its positives.
+
+    Args:
+        rows: What `class_rows` returned.
+        result: Content of results.json.
+        path: Picture to write; none is without matplotlib.
+    """
+    pyplot = load_pyplot()
+    rows = [row for row in rows if row['positives']]
+    if pyplot is None or not rows:
+        return
+    figure, axes = pyplot.subplots(figsize=(7, max(3., 0.19 * len(rows) + 1.3)), layout='constrained')
+    places = range(len(rows))
+    axes.barh(places, [row['AP'] for row in rows], color='#1a73e8')
+    for place, row in zip(places, rows):
+        axes.text(row['AP'] + 1, place, f'{row["positives"]:,}', va='center', fontsize=7, color='#5f6368')
+    mean = result['metrics']['mAP']
+    axes.axvline(mean, color='#d93025', linewidth=1, label=f'mAP {mean:.2f}')
+    axes.set(
+        yticks=places, yticklabels=[row['class'] for row in rows], xlim=(0, 112), xlabel='AP in %, with positives',
+        title=f'{result["model"]}, {result["dataset"]} {result["split"]}, {result["num_images"]:,} images')
+    axes.tick_params(axis='y', labelsize=8 if len(rows) <= 40 else 6)
+    axes.invert_yaxis()
+    axes.margins(y=0.01)
+    axes.legend(loc='lower right', fontsize='small')
+    save_figure(figure, path)
+
+
+def draw_sizes(curves: dict[str, Sequence[dict[str, Any]]], path: Union[str, Path], metric: str = 'mAP') -> None:
+    """ Draw a metric against the size of images, a line for each model, and the size of training.
+
+    Args:
+        curves: Size and metrics, for each size, of each model.
+        path: Picture to write; none is without matplotlib.
+        metric: What is drawn.
+    """
+    pyplot = load_pyplot()
+    if pyplot is None:
+        return
+    figure, axes = pyplot.subplots(figsize=(5.5, 4), layout='constrained')
+    ticks = sorted({row['size'] for rows in curves.values() for row in rows})
+    for name, rows in curves.items():
+        rows = sorted(rows, key=lambda row: row['size'])
+        axes.plot([row['size'] for row in rows], [row[metric] for row in rows], marker='o', label=name)
+    for size in {row['size'] for rows in curves.values() for row in rows if row['trained']}:
+        axes.axvline(size, color='#5f6368', linestyle='--', linewidth=1, label=f'trained at {size}')
+    axes.set_xscale('log', base=2)
+    axes.set_xticks(ticks, [str(size) for size in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel='size of images in pixels', ylabel=f'{metric} in %')
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize='small')
+    save_figure(figure, path)

@@ -1,0 +1,35 @@
+""" Metrics, the meters that accumulate them, and thresholds """
+from .multilabel import (
+    PRESETS,
+    MultilabelMeter,
+    NamingMeter,
+    Preset,
+    average_precision,
+    multilabel_metrics,
+)
+from .single_label import AccuracyMeter, AveragingMeter
+from .thresholds import (
+    Thresholds,
+    describe_tuning,
+    load_thresholds,
+    parse_thresholds,
+    save_thresholds,
+    tune_thresholds,
+)
+
+__all__ = [
+    'PRESETS',
+    'AccuracyMeter',
+    'AveragingMeter',
+    'MultilabelMeter',
+    'NamingMeter',
+    'Preset',
+    'Thresholds',
+    'average_precision',
+    'describe_tuning',
+    'load_thresholds',
+    'multilabel_metrics',
+    'parse_thresholds',
+    'save_thresholds',
+    'tune_thresholds',
+]

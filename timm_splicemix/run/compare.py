@@ -1,0 +1,169 @@
+""" Comparison of evaluation results, with bootstrap intervals """
+from typing import Any, Optional, Sequence
+
+import torch
+from tqdm import tqdm
+
+from ..metrics import average_precision
+from ..results import SCORES, Result, Scores
+
+_SAMPLES_AT_ONCE = 128
+
+
+def draw_samples(num_images: int, number: int, seed: int = 0) -> torch.Tensor:
+    """ Bootstrap samples: how often each image is drawn when as many as there are are drawn with replacement.
+
+    Args:
+        num_images: Number of images.
+        number: Number of samples.
+        seed: Seed of the draw.
+
+    Returns:
+        (samples, images) uint8.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.empty(number, num_images, dtype=torch.uint8)
+    for row in counts:
+        drawn = torch.randint(num_images, (num_images,), generator=generator)
+        row.copy_(torch.bincount(drawn, minlength=num_images))
+    return counts
+
+
+def sampled_average_precision(
+        scores: torch.Tensor,
+        labels: torch.Tensor,
+        samples: torch.Tensor,
+        interpolated: bool = False,
+) -> torch.Tensor:
+    """ AP of one class on many bootstrap samples; sorting once serves all of them.
+
+    Args:
+        scores: (N,).
+        labels: (N,), 1, 0, or -1 for unknown.
+        samples: (samples, N), how often each image is drawn.
+        interpolated: Whether to use the envelope of the precision.
+
+    Returns:
+        (samples,) float64 from 0 to 1, NaN for a sample without positives.
+    """
+    known = (labels >= 0).nonzero().flatten()
+    ordered, order = scores[known].sort(descending=True)
+    order = known[order]
+    positive = labels[order] == 1
+    # Where the scores equal to that of each positive end, among all and among the positives: they share one threshold.
+    mine = -ordered[positive]
+    ends, ends_true = (torch.searchsorted(among, mine, right=True) - 1 for among in (-ordered, mine))
+    values = []
+    for some in samples.split(_SAMPLES_AT_ONCE):
+        weights = some[:, order]  # (some, known)
+        predicted = weights.cumsum(dim=1, dtype=torch.int32)[:, ends]
+        drawn = weights[:, positive]  # (some, positives)
+        true = drawn.cumsum(dim=1, dtype=torch.int32)[:, ends_true]
+        precision = true.double() / predicted.clamp(min=1)
+        if interpolated:
+            precision = precision.masked_fill(drawn == 0, 0.).flip(1).cummax(dim=1).values.flip(1)
+        values.append((drawn * precision).sum(dim=1) / drawn.sum(dim=1))  # 0 / 0 is NaN
+    return torch.cat(values)
+
+
+def sampled_map(scores: Scores, samples: torch.Tensor, interpolated: bool = False, name: str = '') -> torch.Tensor:
+    """ mAP on many bootstrap samples, in percent.
+
+    Args:
+        scores: Scores of all images.
+        samples: (samples, images), how often each image is drawn.
+        interpolated: Whether AP uses the envelope of the precision.
+        name: What the progress bar says.
+
+    Returns:
+        (samples,) float64.
+    """
+    pairs = zip(scores.scores.t().contiguous(), scores.targets.t().contiguous())
+    bar = tqdm(pairs, total=len(scores.class_names), desc=f'Bootstrap {name}', unit='class', leave=False, disable=None)
+    values = [
+        sampled_average_precision(column, labels, samples, interpolated)
+        for column, labels in bar if (labels == 1).any()]
+    return 100 * torch.stack(values).nanmean(dim=0)
+
+
+def interval(values: torch.Tensor) -> tuple[float, float]:
+    """The 2.5 % and 97.5 % quantiles."""
+    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
+    return low, high
+
+
+def compare_results(results: Sequence[Result], num_samples: int = 1000, seed: int = 0) -> dict[str, Any]:
+    """ Compare results of the same images, the others with the first.
+
+    Intervals are of the paired bootstrap over images: both models are scored on the same samples of the images, so
+    that what is hard for both cancels out. They say how much depends on which images were in the data set, not on the
+    seed of training.
+
+    Args:
+        results: What `read_results` returned.
+        num_samples: Number of bootstrap samples.
+        seed: Seed of their draw.
+
+    Returns:
+        For each result, 'name', 'metrics', and against the first 'difference' of each metric, 'mAP_interval' of the
+        difference, and 'classes', the difference of AP of each class; the last two where all have scores.
+    """
+    first = results[0]
+    names = [name for name in first.content['metrics'] if all(name in other.content['metrics'] for other in results)]
+    rows = [{
+        'name': result.name,
+        'model': result.content['model'],
+        'metrics': {name: result.content['metrics'][name] for name in names},
+        'difference': {name: _minus(result.content['metrics'][name], first.content['metrics'][name]) for name in names},
+    } for result in results]
+    if any(result.scores is None for result in results):
+        return {'results': rows, 'num_samples': 0}
+    interpolated = first.content['preset'] == 'interpolated'
+    samples = draw_samples(len(first.scores.scores), num_samples, seed)
+    sampled = [sampled_map(result.scores, samples, interpolated, result.name) for result in results]
+    classes = [100 * average_precision(result.scores.scores, result.scores.targets, interpolated) for result in results]
+    for row, values, precisions in zip(rows, sampled, classes):
+        row['mAP_interval'] = interval(values - sampled[0])
+        row['classes'] = dict(zip(first.scores.class_names, (precisions - classes[0]).tolist()))
+    return {'results': rows, 'num_samples': num_samples}
+
+
+def _minus(value: Optional[float], other: Optional[float]) -> Optional[float]:
+    return None if value is None or other is None else value - other
+
+
+def format_comparison(comparison: dict[str, Any], number: int = 5) -> str:
+    """ A comparison as text.
+
+    Args:
+        comparison: What `compare_results` returned.
+        number: Classes to list that gain or lose most.
+    """
+    first, *others = rows = comparison['results']
+    width = max(18, *(len(row['name']) + 2 for row in rows))
+    lines = [' ' * 8 + ''.join(f'{row["name"]:>{width}}' for row in rows)]
+    for name in first['metrics']:
+        cells = [_number(first['metrics'][name], '.2f')]
+        cells += [
+            f'{_number(row["metrics"][name], ".2f")} ({_number(row["difference"][name], "+.2f")})' for row in others]
+        lines.append(f'{name:<8}' + ''.join(f'{cell:>{width}}' for cell in cells))
+    if not comparison['num_samples']:
+        lines += ['', f'No intervals, as not all results have {SCORES} beside them.']
+        return '\n'.join(lines)
+    for row in others:
+        low, high = row['mAP_interval']
+        verdict = 'higher' if low > 0 else 'lower' if high < 0 else 'not told apart'
+        lines += [
+            '', f'{row["name"]} against {first["name"]}: {row["difference"]["mAP"]:+.2f} mAP, '
+            f'95 % interval [{low:+.2f}, {high:+.2f}] ({comparison["num_samples"]:,} bootstrap samples): {verdict}']
+        changes = sorted(
+            ((name, value) for name, value in row['classes'].items() if value == value), key=lambda item: item[1])
+        gains, losses = [item for item in changes[::-1] if item[1] > 0], [item for item in changes if item[1] < 0]
+        for title, part in (('gain', gains[:number]), ('lose', losses[:number])):
+            if part:
+                lines.append(f'  {title} most: ' + ', '.join(f'{name} {value:+.2f}' for name, value in part))
+    return '\n'.join(lines)
+
+
+def _number(value: Optional[float], spec: str) -> str:
+    return '-' if value is None else format(value, spec)
