@@ -38,7 +38,6 @@ from .args import (
 from .data import (
     MultiLabelDataset,
     WdsDataset,
-    create_dataset,
     create_loader,
     is_training_split,
 )
@@ -75,7 +74,7 @@ from .run.compare import compare_results, format_comparison
 from .run.engine import Step
 from .run.evaluate import evaluate
 from .run.export import export_model
-from .run.factory import check_image_mode, dataset_kwargs
+from .run.factory import create_dataset_from_flags
 from .run.load import load_model, model_options, set_image_size
 from .run.machine import (
     describe_machine,
@@ -283,18 +282,11 @@ class Validation:
         splits = (args.split, args.tune_split or '')
         if args.train_ann and not any(map(is_training_split, splits)):
             raise UsageError(f"Expected --val-ann for split '{args.split}', but got --train-ann {args.train_ann}.")
-        channels = self.input_size[0]
-        options: dict[str, Any] = {'input_img_mode': args.input_img_mode or ('L' if channels == 1 else 'RGB')}
-        check_image_mode(options['input_img_mode'], channels)
-        if args.dataset_trust_remote_code:
-            options['trust_remote_code'] = True
-        if args.dataset.startswith(('tfds/', 'wds/', 'hfids/')):
-            options['seed'] = args.seed
-        kwargs = dataset_kwargs(args, is_training=False)
-        kwargs['annotations'] = args.train_ann if is_training else args.val_ann
-        if self._names_are_wanted(kwargs):
+        options: dict[str, Any] = {'annotations': args.train_ann if is_training else args.val_ann}
+        if self._names_are_wanted(options):
             options['class_names'] = self.info.class_names
-        return create_dataset(**kwargs, split=split, num_samples=args.num_samples, **options)
+        return create_dataset_from_flags(
+            args, split, in_chans=self.input_size[0], num_samples=args.num_samples, **options)
 
     def _names_are_wanted(self, kwargs: dict[str, Any]) -> bool:
         """Whether the data set can be told the classes of the checkpoint, so that a split that lacks some has them."""

@@ -82,27 +82,43 @@ def create_mixer(args: argparse.Namespace, num_classes: Optional[int] = None, se
     return Mixup(args.mixup, args.cutmix, switch_prob=args.mixup_switch_prob, **common)
 
 
-def create_datasets(args: argparse.Namespace) -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
-    """ The training and the validation set.
+def create_dataset_from_flags(
+        args: argparse.Namespace,
+        split: str,
+        is_training: bool = False,
+        in_chans: Optional[int] = None,
+        **options: Any,
+) -> torch.utils.data.Dataset:
+    """ Create one split of the data set that the flags of train.py or validate.py name.
 
     Args:
         args: Flags.
+        split: Name of the split.
+        is_training: True for the split to train on. Only then are labels hidden (--keep-labels), and annotations come
+            from --train-ann.
+        in_chans: Number of image channels of the model, by default that of the flags.
+        **options: Further arguments of `create_dataset`; they override the flags.
     """
-    channels = args.input_size[0] if args.input_size else args.in_chans or 3
-    options = {'input_img_mode': args.input_img_mode or ('L' if channels == 1 else 'RGB')}
-    check_image_mode(options['input_img_mode'], channels)
+    if in_chans is None:
+        in_chans = args.input_size[0] if args.input_size else args.in_chans or 3
+    mode = args.input_img_mode or ('L' if in_chans == 1 else 'RGB')
+    check_image_mode(mode, in_chans)
+    kwargs = {**dataset_kwargs(args, is_training), 'split': split, 'input_img_mode': mode}
     if args.dataset_trust_remote_code:
-        options['trust_remote_code'] = True
+        kwargs['trust_remote_code'] = True
     if args.dataset.startswith(('tfds/', 'wds/', 'hfids/')):
-        options['seed'] = args.seed
-    sets = []
-    for is_training, split, number in (
-            (True, args.train_split, args.train_num_samples), (False, args.val_split, args.val_num_samples)):
-        repeats = args.epoch_repeats if is_training and args.epoch_repeats else None
-        sets.append(create_dataset(
-            **dataset_kwargs(args, is_training), split=split, num_samples=number, repeats=repeats, **options))
-    check_same_classes(*sets)
-    return sets[0], sets[1]
+        kwargs['seed'] = args.seed
+    return create_dataset(**{**kwargs, **options})
+
+
+def create_datasets(args: argparse.Namespace) -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
+    """Create the training set and the validation set."""
+    train_set = create_dataset_from_flags(
+        args, args.train_split, is_training=True, num_samples=args.train_num_samples,
+        repeats=args.epoch_repeats or None)
+    val_set = create_dataset_from_flags(args, args.val_split, num_samples=args.val_num_samples)
+    check_same_classes(train_set, val_set)
+    return train_set, val_set
 
 
 def check_image_mode(mode: str, channels: int) -> None:
