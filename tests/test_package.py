@@ -19,9 +19,9 @@ OLD_NAMES = {'data.stats', 'data.check', 'analysis.html'}  # aliases of commands
 MAY_IMPORT = {
     '__init__': {'args', 'data', 'loss', 'metrics', 'mix', 'models', 'run', 'task'},
     'errors': set(), 'files': set(), 'mix': set(), 'loss': set(), 'metrics': set(), 'models': set(), 'data': set(),
-    'task': {'mix', 'loss', 'models'}, 'draw': {'mix'}, 'results': {'metrics', 'draw'},
+    'task': {'mix', 'loss', 'models'}, 'draw': {'mix'}, 'results': {'metrics'},
     'args': {'data', 'loss', 'metrics', 'mix'},
-    'run': {'args', 'data', 'draw', 'loss', 'metrics', 'mix', 'models', 'results', 'task'},
+    'run': {'args', 'data', 'loss', 'metrics', 'mix', 'models', 'results', 'task'},
     'analysis': {'args', 'data', 'draw', 'metrics', 'mix', 'models', 'results', 'run'},
 }
 TORCH_ONLY = {'mix', 'loss', 'metrics'}

@@ -7,6 +7,7 @@ from PIL import Image, ImageDraw
 
 import timm_splicemix as tsm
 from timm_splicemix.draw import describe_target, draw_batch, save_image
+from timm_splicemix.errors import UsageError
 from timm_splicemix.preview import main
 
 
@@ -173,6 +174,6 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError('No space left on device')
 
     monkeypatch.setattr(Image.Image, 'save', fail)
-    with pytest.raises(OSError, match='No space'):
+    with pytest.raises(UsageError, match='No space'):
         save_image(Image.new('RGB', (4, 4)), path)
     assert path.read_bytes() == b'old' and list(tmp_path.iterdir()) == [path]

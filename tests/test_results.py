@@ -181,12 +181,12 @@ def test_what_is_no_result_is_not_compared(tmp_path):
     b = write(tmp_path / 'b', make_scores(), preset='asl')
     with raises_error('--metrics paper in'):
         read_results([a, b])
-    with raises_error('one twice'):
+    with raises_error('twice'):
         read_results([a, a])
     with raises_error('No such file'):
         read_results([a, tmp_path / 'nowhere.json'])
     (tmp_path / 'bad.json').write_text('{"metrics": {}}')
-    with raises_error('no dataset'):
+    with raises_error("without 'dataset'"):
         read_results([a, tmp_path / 'bad.json'])
 
 

@@ -29,7 +29,7 @@ def finished(data, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def draws_nothing(monkeypatch):
-    monkeypatch.setattr('timm_splicemix.run.tracking.draw_curves', lambda *_: False)
+    monkeypatch.setattr('timm_splicemix.train.draw_curves', lambda *_: False)
 
 
 @shows('val_interval', 'save_images', 'log_interval')

@@ -1,33 +1,42 @@
-""" Files: atomic writes, CSV and JSON """
+""" Files and text: atomic writes, JSON, CSV and YAML, names of folders, text tables
+
+A file that cannot be read or written raises a `UsageError` with its name.
+"""
 import contextlib
 import csv
+import io
 import json
 import math
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Iterator, Sequence, Union
+from typing import Any, Callable, Iterator, Optional, Sequence, Union
+
+import yaml
+
+from .errors import UsageError
+
+PathLike = Union[str, Path]
 
 
 @contextlib.contextmanager
-def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
-    """ Give a temporary file to write to, which becomes the file in one step if all goes well.
-
-    Args:
-        path: The file; its folder is made if missing.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.stem}.', suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
+def atomic_write(path: PathLike) -> Iterator[Path]:
+    """Yield a temporary file, which replaces `path` if the block succeeds and is removed if it fails."""
+    path, temporary = Path(path), None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.stem[:80]}.', suffix=path.suffix)
+        os.close(handle)
+        temporary = Path(name)
         yield temporary
         temporary.chmod(0o666 & ~_umask())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    except (OSError, UnicodeEncodeError) as error:
+        raise UsageError(f'Cannot write {path}: {_reason(path, error)}.') from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:
@@ -36,24 +45,28 @@ def _umask() -> int:
     return mask
 
 
-def write_csv(rows: Sequence[dict[str, Any]], path: Union[str, Path]) -> None:
-    """ Write a CSV file.
+def _reason(path: Path, error: Exception) -> str:
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        return f'{next(parent for parent in path.parents if parent.exists())} is not a folder'
+    return str(getattr(error, 'strerror', None) or error or type(error).__name__).rstrip('.')
 
-    Args:
-        rows: Rows with the same names.
-        path: The file.
-    """
+
+def write_text(text: str, path: PathLike) -> None:
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding='utf-8')
+
+
+def write_csv(rows: Sequence[dict[str, Any]], path: PathLike) -> None:
+    """Write rows that have the same keys."""
     with atomic_write(path) as temporary, open(temporary, 'w', newline='', encoding='utf-8') as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
 
 
-def write_json(content: Any, path: Union[str, Path]) -> None:
-    """Write a JSON file; what is not a number becomes null, as JSON has no NaN."""
-    with atomic_write(path) as temporary:
-        text = json.dumps(_without_nan(content), indent=2, ensure_ascii=False, allow_nan=False)
-        temporary.write_text(text + '\n', encoding='utf-8')
+def write_json(content: Any, path: PathLike) -> None:
+    """Write JSON; NaN and infinity become null."""
+    write_text(json.dumps(_without_nan(content), indent=2, ensure_ascii=False, allow_nan=False) + '\n', path)
 
 
 def _without_nan(value: Any) -> Any:
@@ -62,3 +75,113 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_nan(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_bytes(path: PathLike) -> bytes:
+    """Read a regular file; a pipe or a device, which may block, is refused."""
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f'Cannot read {path}: Not a regular file.')
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f'Cannot read {path}: {_reason(path, error)}.') from error
+
+
+def read_text(path: PathLike) -> str:
+    """Read UTF-8 text, with or without a byte order mark."""
+    try:
+        return read_bytes(path).decode('utf-8-sig')
+    except UnicodeDecodeError as error:
+        raise UsageError(f'Expected UTF-8 text in {path}, but got: {error}') from error
+
+
+def read_json(path: PathLike) -> Any:
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f'Expected JSON in {path}, but got: {error}') from error
+
+
+def read_yaml(path: PathLike) -> dict[str, Any]:
+    """Read a YAML file that maps names to values."""
+    text = read_text(path)
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
+        raise UsageError(f'Expected YAML in {path}, but got: {error}') from error
+    if not isinstance(content, dict):
+        got = 'nothing' if content is None else type(content).__name__
+        raise UsageError(f"Expected lines 'name: value' in {path}, but got {got}.")
+    return {str(name): value for name, value in content.items()}
+
+
+def read_rows(path: PathLike) -> list[list[str]]:
+    """Read a CSV file as lists of cells, without empty lines."""
+    text = read_text(path)
+    try:
+        return [row for row in csv.reader(io.StringIO(text, newline='')) if row]
+    except csv.Error as error:
+        raise UsageError(f'Expected CSV in {path}, but got: {error}') from error
+
+
+def read_csv(path: PathLike, columns: Sequence[str] = ()) -> list[dict[str, str]]:
+    """ Read a CSV file with a header; missing cells at the end of a row are empty.
+
+    Args:
+        path: The file.
+        columns: Columns that the file must have.
+    """
+    header, *rows = read_rows(path) or [[]]
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise UsageError(f"Expected a column '{missing[0]}' in {path}, but got {', '.join(header) or 'an empty file'}.")
+    return [dict(zip(header, [*row, *[''] * (len(header) - len(row))])) for row in rows]
+
+
+def free_folder(folder: PathLike, is_taken: Callable[[Path], bool] = Path.exists) -> Path:
+    """Return `folder`, or the first of `folder`-2, `folder`-3, ... that is not taken."""
+    first = folder = Path(folder)
+    number = 1
+    while is_taken(folder):
+        number += 1
+        folder = first.with_name(f'{first.name}-{number}')
+    return folder
+
+
+def short_names(paths: Sequence[PathLike]) -> list[str]:
+    """Return the shortest ends of the paths that differ from each other."""
+    parts = [Path(path).resolve().parts for path in paths]
+    double = next((path for path, part in zip(paths, parts) if parts.count(part) > 1), None)
+    if double is not None:
+        raise UsageError(f'Expected different paths to compare, but got {double} twice.')
+    lengths = range(1, max(map(len, parts)) + 1)
+    candidates = (['/'.join(part[-length:]) for part in parts] for length in lengths)
+    return next(names for names in candidates if len(set(names)) == len(names))
+
+
+def format_table(rows: Sequence[dict[str, Any]], formats: Optional[dict[str, str]] = None) -> str:
+    """ Format rows as a text table: text on the left, numbers on the right, - for None and NaN.
+
+    Args:
+        rows: Rows with the same keys.
+        formats: Format of the numbers of a column, such as '+.2f'; a column of text with a format, be it empty, is on
+            the right. By default floats have two digits, and integers a thousands separator.
+    """
+    formats = formats or {}
+    columns = []
+    for name in rows[0]:
+        cells = [name, *(_format_cell(row[name], formats.get(name)) for row in rows)]
+        side = '<' if name not in formats and all(isinstance(row[name], str) for row in rows) else '>'
+        width = max(map(len, cells))
+        columns.append([f'{cell:{side}{width}}' for cell in cells])
+    return '\n'.join('  '.join(line).rstrip() for line in zip(*columns))
+
+
+def _format_cell(value: Any, spec: Optional[str]) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return '-'
+    if isinstance(value, float):
+        return format(value, spec or '.2f')
+    return format(value, spec or ',') if isinstance(value, int) else str(value)

@@ -1,5 +1,4 @@
 """ Files and tables of an evaluation, and the comparison of several """
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +7,15 @@ from typing import Any, Optional, Sequence, Union
 import numpy as np
 import torch
 
-from .draw import draw_classes
 from .errors import UsageError
-from .files import atomic_write, write_csv, write_json
+from .files import (
+    atomic_write,
+    format_table,
+    read_json,
+    short_names,
+    write_csv,
+    write_json,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +44,7 @@ def format_metrics(row: dict[str, str]) -> str:
 
 
 RESULTS, SCORES, CLASSES = 'results.json', 'scores.npz', 'per_class_ap.csv'
+_NEEDED = {'metrics', 'preset', 'dataset', 'split', 'num_images', 'num_classes', 'model'}  # in results.json
 
 
 @dataclass(frozen=True)
@@ -100,12 +106,7 @@ def class_rows(scores: Scores, average_precisions: torch.Tensor) -> list[dict[st
 
 def format_classes(rows: Sequence[dict[str, Any]]) -> str:
     """The table of classes as text."""
-    width = max(5, *(len(row['class']) for row in rows))
-    lines = [f'{"class":<{width}} {"AP":>7} {"positives":>10} {"unknown":>8}']
-    for row in rows:
-        ap = f'{row["AP"]:.2f}' if row['positives'] else '-'
-        lines.append(f'{row["class"]:<{width}} {ap:>7} {row["positives"]:>10,} {row["unknown"]:>8,}')
-    return '\n'.join(lines)
+    return format_table([{**row, 'AP': row['AP'] if row['positives'] else None} for row in rows])
 
 
 def format_result(metrics: dict[str, float]) -> str:
@@ -145,7 +146,7 @@ def write_result(
         scores: Optional[Scores],
         rows: Sequence[dict[str, Any]],
 ) -> None:
-    """ Write all files of one evaluation.
+    """ Write all files of one evaluation, except for pictures.
 
     Args:
         result: Content of results.json.
@@ -156,7 +157,6 @@ def write_result(
     if scores is not None:  # before the results, which speak of them
         scores.save(folder / SCORES)
         write_csv(rows, folder / CLASSES)
-        draw_classes(rows, result, folder / 'per_class_ap.png')
     write_csv([flat_row(result)], folder / 'results.csv')
     write_json(result, folder / RESULTS)
 
@@ -170,12 +170,11 @@ def format_sizes(sizes: Sequence[dict[str, Any]], metric: str = 'mAP') -> str:
     """
     names = [name for name in ('mAP', 'CF1', 'OF1', 'top1', 'top5') if name in sizes[0]]
     reference = next((row for row in sizes if row['trained']), sizes[0])
-    lines = [f'{"size":<10}' + ''.join(f'{name:>9}' for name in names) + f'{"change":>9}']
-    for row in sizes:
-        size = f'{row["size"]} *' if row['trained'] else str(row['size'])
-        values = ''.join(f'{row[name]:>9.2f}' for name in names)
-        lines.append(f'{size:<10}{values}{row[metric] - reference[metric]:>+9.2f}')
-    return '\n'.join([*lines, '* size of training'])
+    rows = [{
+        'size': f'{row["size"]} *' if row['trained'] else str(row['size']),
+        **{name: row[name] for name in names}, 'change': row[metric] - reference[metric],
+    } for row in sizes]
+    return f'{format_table(rows, {"change": "+.2f"})}\n* size of training'
 
 
 @dataclass(frozen=True)
@@ -200,32 +199,17 @@ def read_results(paths: Sequence[Union[str, Path]]) -> list[Result]:
     """
     files = [Path(path) / RESULTS if Path(path).is_dir() else Path(path) for path in paths]
     results = []
-    for file, name in zip(files, _short_names(files)):
-        try:
-            content = json.loads(file.read_text(encoding='utf-8'))
-            wanted = {'metrics', 'preset', 'dataset', 'split', 'num_images', 'num_classes', 'model'}
-            missing = sorted(wanted - set(content))
-            if missing:
-                raise KeyError(f'no {missing[0]}')
-        except OSError as error:
-            raise UsageError(f'Expected a results.json of validate.py, but got {file}: {error.strerror}.') from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"Expected a results.json of validate.py, but got {file}, which isn't: {error}") from error
+    names = short_names([file.parent if file.name == RESULTS else file for file in files])
+    for file, name in zip(files, names):
+        content = read_json(file)
+        missing = sorted(_NEEDED - set(content)) if isinstance(content, dict) else ['object']
+        if missing:
+            raise UsageError(f"Expected a results.json of validate.py, but got {file}, without '{missing[0]}'.")
         scores = file.parent / SCORES
         results.append(Result(name, content, Scores.load(scores) if scores.is_file() else None))
     for result, file in zip(results[1:], files[1:]):
         _check_comparable(results[0], result, files[0], file)
     return results
-
-
-def _short_names(files: Sequence[Path]) -> list[str]:
-    """The shortest ends of the folders' paths that differ."""
-    parts = [file.resolve().parent.parts if file.name == RESULTS else file.resolve().parts for file in files]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ['/'.join(part[-length:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    raise UsageError('Expected different results to compare, but got one twice.')
 
 
 def _check_comparable(first: Result, other: Result, first_file: Path, other_file: Path) -> None:

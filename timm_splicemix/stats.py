@@ -14,6 +14,7 @@ from .data.registry import create_dataset
 from .data.splits import is_training_split
 from .draw import load_pyplot, save_figure
 from .errors import UsageError
+from .files import format_table
 from .run.factory import dataset_kwargs
 
 
@@ -68,26 +69,25 @@ def format_stats(targets: torch.Tensor, class_names: Sequence[str], number_of_pa
     positives = together.diagonal()
     unknown = (targets == -1).sum(dim=0)
     labels = (targets == 1).sum(dim=1)
-    width = max(map(len, class_names))
+    order = positives.argsort(descending=True, stable=True).tolist()
+    classes = [{
+        'class': class_names[index], 'images': int(positives[index]), 'part': int(positives[index]) / len(targets),
+        'unknown': int(unknown[index]),
+    } for index in order]
+    pairs = [{
+        'most together': f'{class_names[first]} + {class_names[second]}', 'images': count,
+        'of the first': count / int(positives[first]), 'of the second': count / int(positives[second]),
+    } for first, second, count in top_pairs(together, number_of_pairs)]
     lines = [
         f'{len(targets):,} images, {len(class_names)} classes, {int(labels.sum()):,} labels: '
         f'{labels.float().mean():.2f} per image ({int(labels.min())} to {int(labels.max())})',
         'labels per image: ' + ', '.join(
             f'{number}: {count:,}' for number, count in enumerate(torch.bincount(labels).tolist()) if count),
         '',
-        f'{"class":<{width}} {"images":>9} {"part":>7} {"unknown":>9}',
+        format_table(classes, {'part': '.2%'}),
     ]
-    for index in positives.argsort(descending=True, stable=True).tolist():
-        part = int(positives[index]) / len(targets)
-        name = f'{class_names[index]:<{width}}'
-        lines.append(f'{name} {int(positives[index]):>9,} {part:>7.2%} {int(unknown[index]):>9,}')
-    pairs = top_pairs(together, number_of_pairs)
     if pairs:
-        lines += ['', f'{"most together":<{2 * width + 3}} {"images":>9} {"of the first":>13} {"of the second":>14}']
-    for first, second, count in pairs:
-        name = f'{class_names[first]} + {class_names[second]}'
-        of_first, of_second = (count / int(positives[index]) for index in (first, second))
-        lines.append(f'{name:<{2 * width + 3}} {count:>9,} {of_first:>13.1%} {of_second:>14.1%}')
+        lines += ['', format_table(pairs, {'of the first': '.1%', 'of the second': '.1%'})]
     return '\n'.join(lines)
 
 

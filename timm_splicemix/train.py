@@ -45,9 +45,9 @@ from .data import (
     create_loader,
     mix_seeds,
 )
-from .draw import save_batch
+from .draw import draw_curves, save_batch
 from .errors import UsageError
-from .files import atomic_write
+from .files import free_folder, write_text
 from .loss import LOSSES, binary_cross_entropy, union_cross_entropy
 from .mix import MixPlan
 from .results import format_metrics
@@ -301,6 +301,8 @@ class Run:
         if not self.is_primary:
             return
         self.tracker.add(epoch, train_metrics, eval_metrics, lr)
+        if self._draws_curves:
+            self._draws_curves = draw_curves(read_summary(self.tracker.summary), self.folder / 'curves.png')
         self.saver.progress = {'scheduler': scheduler_state(self.scheduler)}
         best, best_epoch = self.saver.save_checkpoint(epoch, metric)
         if metric is not None:
@@ -473,12 +475,8 @@ class Run:
                  'environment.yaml': yaml.safe_dump(describe_machine(__version__), sort_keys=False)}
         if self.class_names:
             lists['classes.txt'] = ''.join(f'{name}\n' for name in self.class_names)
-        try:
-            for name, text in lists.items():
-                with atomic_write(self.folder / name) as temporary:
-                    temporary.write_text(text, encoding='utf-8')
-        except OSError as error:
-            raise OSError(f'Expected a folder to write to for --output, but got {self.folder}: {error}') from error
+        for name, text in lists.items():
+            write_text(text, self.folder / name)
         self.saver = RunSaver(
             self.task, self.optimizer, self.folder, self.info, settings, self.scaler,
             decreasing='loss' in args.eval_metric, max_history=args.checkpoint_hist)
@@ -489,6 +487,7 @@ class Run:
             resume = {'id': args.wandb_resume_id, 'resume': 'must'} if args.wandb_resume_id else {}
             wandb = {'project': args.wandb_project, 'name': self.folder.name, 'tags': args.wandb_tags, **resume}
         self.tracker = Tracker(self.folder, self.start_epoch, settings, args.log_tensorboard, wandb)
+        self._draws_curves = True  # until matplotlib turns out to be missing
         _logger.info(f'Writes to {self.folder}.')
 
     def _tell_results(self) -> None:
@@ -519,12 +518,10 @@ def output_folder(args: argparse.Namespace, checkpoint: Optional[Path], input_si
         return checkpoint.parent
     model = args.model.replace('/', '_').replace(':', '_')
     name = args.experiment or f'{datetime.now():%Y%m%d-%H%M%S}-{model}-{input_size[-1]}'
-    first = folder = Path(args.output or 'output/train') / name
-    number = 1
-    while has_checkpoints(folder) and (checkpoint is None or checkpoint.parent.resolve() != folder.resolve()):
-        number += 1
-        folder = first.with_name(f'{name}-{number}')  # nothing of another run is lost
-    return folder
+    resumed = checkpoint.parent.resolve() if checkpoint is not None else None
+    return free_folder(
+        Path(args.output or 'output/train') / name,
+        lambda folder: has_checkpoints(folder) and folder.resolve() != resumed)
 
 
 if __name__ == '__main__':

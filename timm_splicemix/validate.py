@@ -42,9 +42,9 @@ from .data import (
     is_training_split,
 )
 from .data.readers.hfds import ReaderHfdsMultiLabel
-from .draw import draw_sizes
+from .draw import draw_classes, draw_sizes
 from .errors import UsageError
-from .files import atomic_write, write_csv, write_json
+from .files import free_folder, write_csv, write_json, write_text
 from .loss import binary_cross_entropy, union_cross_entropy
 from .metrics import (
     PRESETS,
@@ -206,9 +206,8 @@ class Validation:
         if rows:
             _logger.info('\n' + format_classes(rows))
         folder = self._folder()
-        write_result(result, folder, scores, rows)
-        with atomic_write(folder / 'environment.yaml') as temporary:
-            temporary.write_text(yaml.safe_dump(describe_machine(__version__), sort_keys=False), encoding='utf-8')
+        _write(result, folder, scores, rows)
+        write_text(yaml.safe_dump(describe_machine(__version__), sort_keys=False), folder / 'environment.yaml')
         if args.eval_sizes:
             write_csv(result['sizes'], folder / 'sizes.csv')
             metric = 'mAP' if self.multi_label else 'top1'
@@ -310,11 +309,7 @@ class Validation:
                 checkpoint = Path(args.checkpoint).resolve()
                 name = f'{checkpoint.parent.name}-{checkpoint.name.split(".")[0]}'
             name += '-ema' * args.use_ema + (f'-{args.split}' if self.wants_data else f'-{args.export}')
-            number, folder = 1, Path('output/validate') / name.replace('/', '_')
-            while folder.exists():
-                number += 1
-                folder = folder.with_name(f'{name}-{number}')
-            self.folder = folder
+            self.folder = free_folder(Path('output/validate') / name.replace('/', '_'))
         return self.folder
 
     def _tune(self) -> None:
@@ -345,7 +340,7 @@ class Validation:
             result, scores, rows = self._evaluate(self.dataset, (channels, size, size), f'Size {size}')
             metrics[size] = result['metrics']
             if self.is_primary:
-                write_result(result, self._folder() / f'size-{size}', scores, rows)
+                _write(result, self._folder() / f'size-{size}', scores, rows)
         return [
             {'size': size, 'trained': size == own_size, **metrics[size]} for size in sorted(metrics, reverse=True)]
 
@@ -536,6 +531,12 @@ def _places(dataset: torch.utils.data.Dataset) -> set[str]:
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether an error is about memory, of a GPU or of the host."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _write(result: dict[str, Any], folder: Path, scores: Optional[Scores], rows: list[dict[str, Any]]) -> None:
+    write_result(result, folder, scores, rows)
+    if rows:
+        draw_classes(rows, result, folder / 'per_class_ap.png')
 
 
 if __name__ == '__main__':

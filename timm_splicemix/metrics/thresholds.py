@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence, Union
 import torch
 
 from ..errors import UsageError
-from ..files import atomic_write
+from ..files import format_table, write_json
 from .multilabel import Preset, multilabel_metrics
 
 _logger = logging.getLogger(__name__)
@@ -83,14 +83,15 @@ def describe_tuning(
         preset: Definition of the metrics, with the threshold that they replace.
     """
     tuned = replace(preset, threshold=thresholds.values)
-    lines = [f'{"":<18}{"CF1 before":>12}{"tuned":>9}{"gain":>8}{"OF1 before":>14}{"tuned":>9}{"gain":>8}']
-    gains = []
+    rows, gains = [], []
     for title, (logits, targets) in (('tuning split', tuned_on), ('evaluated split', scored_on)):
         before, after = (multilabel_metrics(logits, targets, None, which) for which in (preset, tuned))
         gains.append(after['CF1'] - before['CF1'])
-        lines.append(f'{title:<18}' + ''.join(
-            f'{before[name]:>{width}.2f}{after[name]:>9.2f}{after[name] - before[name]:>+8.2f}'
-            for name, width in (('CF1', 12), ('OF1', 14))))
+        rows.append({'': title})
+        for name in ('CF1', 'OF1'):
+            rows[-1].update({
+                name: before[name], f'{name} tuned': after[name], f'{name} gain': after[name] - before[name]})
+    lines = [format_table(rows, {'CF1 gain': '+.2f', 'OF1 gain': '+.2f'})]
     lines.append(
         f'{max(0., gains[0] - gains[1]):.2f} of the {gains[0]:.2f} points of CF1 gained on the tuning split are '
         'overfitting: report the evaluated split alone.')
@@ -112,8 +113,7 @@ def save_thresholds(thresholds: Thresholds, path: Union[str, Path]) -> None:
             {'name': name, 'threshold': value, 'positives': number}
             for name, value, number in zip(thresholds.class_names, thresholds.values, positives)],
     }
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
+    write_json(content, path)
 
 
 def load_thresholds(path: Union[str, Path], class_names: Optional[Sequence[str]]) -> Thresholds:

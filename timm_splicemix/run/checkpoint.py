@@ -353,8 +353,8 @@ class RunSaver(CheckpointSaver):
         try:
             with atomic_write(save_path) as temporary:
                 torch.save(state, temporary)
-        except (OSError, RuntimeError) as error:  # torch makes a full disk a RuntimeError
-            raise OSError(
+        except (UsageError, RuntimeError) as error:  # torch makes a full disk a RuntimeError
+            raise UsageError(
                 f'Expected room to write {save_path}, but got: {str(error).splitlines()[0]}; '
                 f'what was saved before is whole, go on from it by --resume {self.folder}') from error
 

@@ -4,6 +4,7 @@ from typing import Any, Optional, Sequence
 import torch
 from tqdm import tqdm
 
+from ..files import format_table
 from ..metrics import average_precision
 from ..results import SCORES, Result, Scores
 
@@ -140,13 +141,14 @@ def format_comparison(comparison: dict[str, Any], number: int = 5) -> str:
         number: Classes to list that gain or lose most.
     """
     first, *others = rows = comparison['results']
-    width = max(18, *(len(row['name']) + 2 for row in rows))
-    lines = [' ' * 8 + ''.join(f'{row["name"]:>{width}}' for row in rows)]
+    table = []
     for name in first['metrics']:
-        cells = [_number(first['metrics'][name], '.2f')]
-        cells += [
-            f'{_number(row["metrics"][name], ".2f")} ({_number(row["difference"][name], "+.2f")})' for row in others]
-        lines.append(f'{name:<8}' + ''.join(f'{cell:>{width}}' for cell in cells))
+        cells = {'': name, first['name']: _number(first['metrics'][name], '.2f')}
+        for row in others:
+            value, change = _number(row['metrics'][name], '.2f'), _number(row['difference'][name], '+.2f')
+            cells[row['name']] = f'{value} ({change})'
+        table.append(cells)
+    lines = [format_table(table, {row['name']: '' for row in rows})]
     if not comparison['num_samples']:
         lines += ['', f'No intervals, as not all results have {SCORES} beside them.']
         return '\n'.join(lines)

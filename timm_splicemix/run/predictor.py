@@ -1,6 +1,5 @@
 """ Prediction: images in, class names and probabilities out """
 import argparse
-import json
 import logging
 import math
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import nn
 
 from ..data import decode_image
 from ..errors import UsageError
-from ..files import atomic_write, write_csv
+from ..files import write_csv, write_json
 from .checkpoint import CheckpointInfo
 
 _logger = logging.getLogger(__name__)
@@ -138,8 +137,7 @@ def write_predictions(rows: Sequence[dict[str, Any]], names: Sequence[str], path
         path: .json or .csv.
     """
     if path.suffix == '.json':
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
+        write_json(rows, path)
         return
     write_csv([{
         'image': row['image'],

@@ -1,4 +1,4 @@
-""" What becomes of the numbers of each epoch: summary.csv, curves, TensorBoard, Weights & Biases """
+""" What becomes of the numbers of each epoch: summary.csv, TensorBoard, Weights & Biases """
 import csv
 import shutil
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any, Optional
 
 from timm.utils import update_summary
 
-from ..draw import draw_curves
 from ..files import atomic_write
 
 
@@ -43,7 +42,6 @@ class Tracker:
     ):
         self.folder = folder
         self.summary = folder / 'summary.csv'
-        self._draws = True  # until it turns out that nothing can
         self._forget_from(first_epoch)
         self._tensorboard = _open_tensorboard(folder, first_epoch) if tensorboard else None
         self._wandb = _open_wandb(settings or {}, wandb) if wandb is not None else None
@@ -73,8 +71,6 @@ class Tracker:
                 if value != '':
                     self._tensorboard.add_scalar(name, value, epoch)
             self._tensorboard.flush()
-        if self._draws:
-            self._draws = draw_curves(read_summary(self.summary), self.folder / 'curves.png')
 
     def close(self) -> None:
         if self._tensorboard is not None:
