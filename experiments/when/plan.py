@@ -1,0 +1,246 @@
+""" What the study trains, and in which order
+
+All runs have the same number of steps, whatever the number of images: an epoch is 62 batches of 32 images, and a run
+has 16 epochs. The three arms of a setting and seed share the images, their order and the first weights.
+"""
+from dataclasses import dataclass
+from typing import Iterator, Mapping, Optional
+
+EPOCHS, BATCHES, BATCH_SIZE = 16, 62, 32
+SEARCH_SEED = 100  # of images and weights in the search of the learning rate; no reported run shares them
+PLAIN = 'plain'
+ARMS = {PLAIN: 'Plain', 'splicemix': 'SpliceMix', 'splicemix-cl': 'SpliceMix-CL'}
+ARM_COSTS = {PLAIN: 1., 'splicemix': 1.22, 'splicemix-cl': 1.25}  # core time relative to the plain arm
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """ Settings that share a model, and learning rates that are searched once.
+
+    Args:
+        name: Name of the recipe.
+        data: Data set: 'shapes' or 'voc'.
+        flags: Flags of train.py.
+        grids: Grids of SpliceMix.
+        rates: Learning rates that are tried with each arm.
+        search: Setting and number of images of the search.
+        weights: File of the pretrained weights, None to train from scratch.
+    """
+    name: str
+    data: str
+    flags: tuple[str, ...]
+    grids: str
+    rates: tuple[float, ...]
+    search: tuple[str, int]
+    weights: Optional[str] = None
+
+    def arm_flags(self, arm: str) -> list[str]:
+        """Flags of train.py that an arm adds."""
+        grids = [] if arm == PLAIN else ['--splicemix-grids', self.grids]
+        return [*grids, '--splicemix-cl'] if arm == 'splicemix-cl' else grids
+
+
+@dataclass(frozen=True)
+class Setting:
+    """ A model, an image size and a way to train, for any number of images.
+
+    Args:
+        name: Name of the setting, part of the names of its runs.
+        title: Name of the setting in tables.
+        recipe: Its recipe.
+        size: Height and width of images.
+        seconds: Core time of a plain run in seconds, measured over a few steps, for the planned cost.
+        flags: Flags of train.py that this setting adds.
+    """
+    name: str
+    title: str
+    recipe: Recipe
+    size: int
+    seconds: float
+    flags: tuple[str, ...] = ()
+
+
+# The recipe of `make quickstart`, in channels-last format, which is 1.4 times as fast.
+SHAPES = Recipe(
+    'shapes', 'shapes',
+    ('--model', 'test_resnet', '--gp', 'max', '--scale', '0.6', '1', '--color-jitter', '0',
+     '--train-interpolation', 'bilinear', '--opt', 'adamw', '--weight-decay', '0.02', '--warmup-epochs', '1',
+     '--val-interval', '2'),
+    grids='1x2,2x2', rates=(2e-3, 4e-3, 8e-3), search=('shapes-12x12', 800))
+
+# The recipe of benchmarks/voc.py. Its learning rate is 0.05; SpliceMix was better with 0.02 there, so the search goes
+# down to 0.01.
+_VOC = (
+    '--gp', 'max', '--train-crop-mode', 'multiscale', '--train-interpolation', 'bilinear', '--color-jitter', '0',
+    '--crop-mode', 'squash', '--crop-pct', '1.0', '--opt', 'momentum', '--momentum', '0.9', '--weight-decay', '1e-4',
+    '--backbone-lr-scale', '0.5', '--sched', 'cosine', '--sched-on-updates', '--warmup-epochs', '1', '--warmup-lr', '0',
+    '--val-interval', '4')
+_VOC_GRIDS = '1x2@0.3,2x2@0.4,2x3@0.3'
+LITE0 = Recipe(
+    'lite0', 'voc', (*_VOC, '--model', 'tf_efficientnet_lite0'), _VOC_GRIDS, rates=(0.01, 0.02, 0.05),
+    search=('voc-160', 600), weights='tf_efficientnet_lite0-imagenet.pth')
+SHUFFLENET = Recipe(
+    'shufflenet', 'voc', (*_VOC, '--model', 'shufflenetv2_x0_5'), _VOC_GRIDS, rates=(0.02, 0.05, 0.1),
+    search=('voc-160-shufflenet', 600), weights='shufflenetv2_x0_5-backbone-rgb-imagenet-norm.pth')
+
+_FREEZE_STAGES = ('--freeze', 'conv_stem', 'bn1', 'blocks.0', 'blocks.1', 'blocks.2', 'blocks.3')
+SETTINGS = {setting.name: setting for setting in (
+    Setting('shapes-12x12', 'shapes, 96 px, 12x12 map', SHAPES, 96, 190, ('--model-kwargs', 'output_stride=8')),
+    Setting('shapes-3x3', 'shapes, 96 px, 3x3 map', SHAPES, 96, 135),
+    Setting('voc-160', 'VOC, 160 px', LITE0, 160, 690, ('--freeze-bn', *_FREEZE_STAGES)),
+    # Each of these three changes one thing of voc-160.
+    Setting('voc-160-all', 'VOC, 160 px, all stages trained', LITE0, 160, 1040, ('--freeze-bn',)),
+    Setting('voc-160-bn', 'VOC, 160 px, batch statistics', LITE0, 160, 700, _FREEZE_STAGES),
+    Setting('voc-224', 'VOC, 224 px', LITE0, 224, 1350, ('--freeze-bn', *_FREEZE_STAGES)),
+    Setting('voc-160-shufflenet', 'VOC, 160 px, ShuffleNetV2 x0.5, all stages, batch statistics', SHUFFLENET, 160, 330),
+)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """ One training run.
+
+    Args:
+        setting: Its setting.
+        images: Number of training images.
+        arm: Its arm, a key of `ARMS`.
+        seed: Seed of the training images, of the first weights and of the order of batches.
+        lr: Learning rate.
+    """
+    setting: Setting
+    images: int
+    arm: str
+    seed: int
+    lr: float
+
+    @property
+    def name(self) -> str:
+        return f'{self.setting.name}-{self.images}-{self.arm}-seed{self.seed}-lr{self.lr:g}'
+
+    @property
+    def seconds(self) -> float:
+        """Planned core time in seconds."""
+        return self.setting.seconds * ARM_COSTS[self.arm]
+
+    @property
+    def is_search(self) -> bool:
+        return self.seed == SEARCH_SEED
+
+    def flags(self) -> list[str]:
+        """Flags of train.py without paths."""
+        return [
+            *self.setting.recipe.flags, *self.setting.flags, *self.setting.recipe.arm_flags(self.arm),
+            '--img-size', str(self.setting.size), '--lr', f'{self.lr:g}', '--seed', str(self.seed),
+            '--epochs', str(EPOCHS), '--train-batches-per-epoch', str(BATCHES), '--batch-size', str(BATCH_SIZE),
+            '--channels-last', '--decoder', 'torchvision']
+
+
+@dataclass(frozen=True)
+class Block:
+    """ Runs of all arms that follow each other in the queue.
+
+    Args:
+        setting: Name of the setting.
+        images: Numbers of training images.
+        seeds: Seeds; all runs of a seed come before those of the next one.
+        lr: Learning rate of all arms, None for the result of the search.
+    """
+    setting: str
+    images: tuple[int, ...]
+    seeds: tuple[int, ...]
+    lr: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """ The search of the learning rate of all arms of a recipe.
+
+    Args:
+        recipe: The recipe.
+    """
+    recipe: Recipe
+
+
+ORDER = (
+    # These six are among the reported runs if the search chooses the rate of the quickstart.
+    Block('shapes-12x12', (400, 2000), (0,), lr=4e-3),
+    Search(SHAPES),
+    Block('shapes-12x12', (400, 2000), (0, 1, 2)),
+    Block('shapes-12x12', (200, 800), (0, 1, 2)),
+    Block('shapes-3x3', (400, 2000), (0, 1, 2)),
+    Block('shapes-3x3', (200, 800), (0, 1, 2)),
+    Search(LITE0),
+    Block('voc-160', (300, 2500), (0,)),
+    Block('voc-160', (600,), (0,)),
+    Block('voc-160-all', (600,), (0,)),
+    Block('voc-160-bn', (600,), (0,)),
+    Search(SHUFFLENET),
+    Block('voc-160-shufflenet', (600,), (0, 1, 2)),
+    Block('voc-160', (300, 2500), (1, 2)),
+    Block('voc-224', (600,), (0,)),
+)
+
+
+def search_runs(recipe: Recipe, arm: str) -> list[Run]:
+    """All runs of the search of an arm's learning rate."""
+    setting, images = recipe.search
+    return [Run(SETTINGS[setting], images, arm, SEARCH_SEED, lr) for lr in recipe.rates]
+
+
+def chosen_rate(recipe: Recipe, arm: str, scores: Mapping[str, float]) -> Optional[float]:
+    """ The learning rate with the best mAP of the search, None while a run of it is missing.
+
+    Args:
+        recipe: The recipe.
+        arm: The arm.
+        scores: mAP of each finished run, by its name.
+    """
+    runs = search_runs(recipe, arm)
+    if any(run.name not in scores for run in runs):
+        return None
+    return max(runs, key=lambda run: scores[run.name]).lr
+
+
+def runs_in_order(scores: Mapping[str, float], assume: bool = False) -> Iterator[Run]:
+    """ All runs in the order of the queue, each once.
+
+    Args:
+        scores: mAP of each finished run, by its name.
+        assume: Use the middle rate where the search isn't finished; such runs are left out otherwise.
+    """
+    seen = set()
+    for block in ORDER:
+        if isinstance(block, Search):
+            found = [run for arm in ARMS for run in search_runs(block.recipe, arm)]
+        else:
+            setting = SETTINGS[block.setting]
+            rates = {}
+            for arm in ARMS:
+                rate = block.lr or chosen_rate(setting.recipe, arm, scores)
+                rates[arm] = rate or (setting.recipe.rates[1] if assume else None)
+            found = [
+                Run(setting, images, arm, seed, rates[arm])
+                for seed in block.seeds for images in block.images for arm in ARMS if rates[arm] is not None]
+        for run in found:
+            if run.name not in seen:
+                seen.add(run.name)
+                yield run
+
+
+def find_run(name: str) -> Run:
+    """ The run of a name, whatever the search has chosen.
+
+    Args:
+        name: Name of a run.
+    """
+    for block in ORDER:
+        recipe = block.recipe if isinstance(block, Search) else SETTINGS[block.setting].recipe
+        runs = [run for arm in ARMS for run in search_runs(recipe, arm)]
+        if isinstance(block, Block):
+            runs = [
+                Run(SETTINGS[block.setting], images, arm, seed, lr)
+                for images in block.images for seed in block.seeds for arm in ARMS for lr in recipe.rates]
+        for run in runs:
+            if run.name == name:
+                return run
+    raise ValueError(f"Expected the name of a run of the plan, but got '{name}'.")
