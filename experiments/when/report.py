@@ -1,0 +1,265 @@
+""" Tables and the picture of the study, from its records
+
+    python experiments/when/report.py [--output DIR] [--picture FILE]
+
+The gap of a run is the validation loss minus the training loss of the plain model, both after the last epoch; the
+training loss is the one that train.py logs. A gain is the difference of the mAP of two runs with the same seed.
+"""
+import argparse
+import itertools
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Iterable, Optional, Sequence
+
+import numpy as np
+from plan import ARMS, PLAIN, SEARCH_SEED, SETTINGS, chosen_rate, search_runs
+from queue_runs import RECORDS, SAMPLES, read_finished, read_lines, scores_of
+
+PLACES = {'val': 'val', 'val_unbiased': 'val_unbiased', 'val_half': 'val at half size'}
+MIXED = [arm for arm in ARMS if arm != PLAIN]
+
+
+@dataclass
+class Cell:
+    """ Reported runs of a setting and a number of images.
+
+    Args:
+        setting: Name of the setting.
+        images: Number of training images.
+        runs: Records by arm and seed.
+    """
+    setting: str
+    images: int
+    runs: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+
+    def seeds(self, arm: str) -> list[int]:
+        """Seeds of an arm that have a plain run too."""
+        return sorted(seed for name, seed in self.runs if name == arm and (PLAIN, seed) in self.runs)
+
+    def values(self, arm: str, place: str) -> list[float]:
+        """mAP of each seed; [] where it was not measured."""
+        metrics = [self.runs[arm, seed]['metrics'] for seed in self.seeds(arm)]
+        return [found[place]['mAP'] for found in metrics if place in found]
+
+    def gain(self, arm: str, place: str, seed: int) -> float:
+        """Gain in mAP over the plain run of the same seed."""
+        mine, plain = (self.runs[name, seed]['metrics'][place]['mAP'] for name in (arm, PLAIN))
+        return mine - plain
+
+    def losses(self, seed: int) -> tuple[float, float]:
+        """Training and validation loss of the plain run after its last epoch."""
+        run = self.runs[PLAIN, seed]
+        return run['curve']['train_loss'][-1], run['metrics']['val']['loss']
+
+
+def make_cells(finished: dict[str, dict[str, Any]]) -> list[Cell]:
+    """ Runs with the learning rate of the search, or its middle rate while the search isn't finished.
+
+    Args:
+        finished: Records by name.
+    """
+    scores = scores_of(finished)
+    cells: dict[tuple[str, int], Cell] = {}
+    for record in finished.values():
+        recipe = SETTINGS[record['setting']].recipe
+        rate = chosen_rate(recipe, record['arm'], scores) or recipe.rates[1]
+        if record['seed'] != SEARCH_SEED and record['lr'] == rate:
+            key = record['setting'], record['images']
+            cells.setdefault(key, Cell(*key)).runs[record['arm'], record['seed']] = record
+    order = list(SETTINGS)
+    return sorted(cells.values(), key=lambda cell: (order.index(cell.setting), cell.images))
+
+
+def mean_and_std(values: Sequence[float], digits: int = 1, sign: str = '') -> str:
+    """Mean, with the standard deviation of two values or more; a dash without values."""
+    if not values:
+        return '-'
+    mean = f'{round(statistics.mean(values), digits) + 0.:{sign}.{digits}f}'
+    return f'{mean} ± {statistics.stdev(values):.{digits}f}' if len(values) > 1 else mean
+
+
+def interval(cell: Cell, arm: str, place: str, samples: dict[str, dict[str, list[int]]]) -> str:
+    """ 95 % interval of the mean gain, by bootstrap over validation images; '' without samples.
+
+    Args:
+        cell: The cell.
+        arm: The arm.
+        place: What is scored, a key of `PLACES`.
+        samples: mAP of the bootstrap samples of each run, in hundredths of a percent.
+    """
+    gains = []
+    for seed in cell.seeds(arm):
+        mine, plain = (samples.get(cell.runs[name, seed]['name'], {}).get(place) for name in (arm, PLAIN))
+        if mine is None or plain is None:
+            return ''
+        gains.append((np.array(mine) - np.array(plain)) / 100)
+    if not gains:
+        return ''
+    low, high = np.quantile(np.mean(gains, axis=0), (0.025, 0.975))
+    return f' ({low:+.1f} to {high:+.1f})'
+
+
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ['---'] * len(head), *rows]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def rate_table(finished: dict[str, dict[str, Any]]) -> str:
+    """mAP of each learning rate of the search, the chosen one in bold."""
+    scores, rows = scores_of(finished), []
+    for recipe in dict.fromkeys(setting.recipe for setting in SETTINGS.values()):
+        for arm, title in ARMS.items():
+            runs = search_runs(recipe, arm)
+            chosen = chosen_rate(recipe, arm, scores)
+            values = {run.lr: f'{scores[run.name]:.1f}' if run.name in scores else '-' for run in runs}
+            if any(value != '-' for value in values.values()):
+                cells = ', '.join(
+                    f'**{lr:g}: {value}**' if lr == chosen else f'{lr:g}: {value}' for lr, value in values.items())
+                rows.append([f'{recipe.search[0]}, {recipe.search[1]:,} images', title, cells])
+    return format_table(['search', 'arm', 'learning rate: mAP'], rows)
+
+
+def gain_table(cells: Sequence[Cell], place: str, samples: dict[str, dict[str, list[int]]]) -> str:
+    """ Gains over the plain runs, a row for each cell.
+
+    Args:
+        cells: The cells.
+        place: What is scored, a key of `PLACES`.
+        samples: mAP of the bootstrap samples of each run.
+    """
+    head = ['setting', 'images', 'seeds', 'plain', *(f'{ARMS[arm]}: gain' for arm in MIXED)]
+    with_losses = place == 'val'
+    rows = []
+    for cell in cells:
+        if not cell.values(PLAIN, place):
+            continue
+        gains = [
+            mean_and_std([cell.gain(arm, place, seed) for seed in cell.seeds(arm)], sign='+')
+            + interval(cell, arm, place, samples) for arm in MIXED]
+        counts = [len(cell.seeds(arm)) for arm in ARMS]
+        row = [
+            SETTINGS[cell.setting].title, f'{cell.images:,}',
+            str(counts[0]) if len(set(counts)) == 1 else ' / '.join(map(str, counts)),
+            mean_and_std(cell.values(PLAIN, place)), *gains]
+        if with_losses:
+            train, val = zip(*(cell.losses(seed) for seed in cell.seeds(PLAIN)))
+            gaps = [b - a for a, b in zip(train, val)]
+            row += [*(f'{statistics.mean(losses):.3f}' for losses in (train, val)), mean_and_std(gaps, 3)]
+        rows.append(row)
+    return format_table([*head, *(['plain: training loss', 'validation loss', 'gap'] if with_losses else [])], rows)
+
+
+def best_threshold(points: Sequence[tuple[float, float]]) -> float:
+    """ The threshold of a predictor above which gains are positive most reliably.
+
+    Args:
+        points: Predictor and gain of each pair of runs.
+    """
+    values = sorted({value for value, _ in points})
+    middles = [(low + high) / 2 for low, high in itertools.pairwise(values)]
+    return max([values[0] - 1e-6, *middles, values[-1]], key=lambda threshold: count_hits(points, threshold))
+
+
+def count_hits(points: Iterable[tuple[float, float]], threshold: float) -> int:
+    """Number of points whose gain is positive exactly if the predictor is above the threshold."""
+    return sum((value > threshold) == (gain > 0) for value, gain in points)
+
+
+def rule_lines(cells: Sequence[Cell]) -> list[str]:
+    """ How well a threshold of the gap, or of the ratio of the losses, predicts the sign of the gain on val.
+
+    The second hit rate is the honest one: each cell is predicted by the threshold of all other cells.
+
+    Args:
+        cells: The cells.
+    """
+    lines = []
+    for arm in MIXED:
+        for name, predict in (('gap', lambda a, b: b - a), ('val / train', lambda a, b: b / a)):
+            points = defaultdict(list)
+            for cell in cells:
+                for seed in cell.seeds(arm):
+                    points[cell.setting, cell.images].append((predict(*cell.losses(seed)), cell.gain(arm, 'val', seed)))
+            if len(points) < 4:
+                continue
+            together = [point for part in points.values() for point in part]
+            threshold = best_threshold(together)
+            left_out = sum(
+                count_hits(part, best_threshold([
+                    point for other, others in points.items() if other != key for point in others]))
+                for key, part in points.items())
+            lines.append(
+                f'- {ARMS[arm]}, {name} above {threshold:.3g}: sign of the gain right in '
+                f'{count_hits(together, threshold)} of {len(together)} pairs, with each cell left out in {left_out}; '
+                f'always "gains" is right in {sum(gain > 0 for _, gain in together)}.')
+    return lines
+
+
+def draw(cells: Sequence[Cell], path: Path) -> None:
+    """ Draw gains against the gap of the plain runs: each seed pale, the mean with the number of images.
+
+    Args:
+        cells: The cells.
+        path: Picture to write.
+    """
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+    markers = dict(zip(SETTINGS, 'osD^v<>'))
+    figure, panels = pyplot.subplots(1, len(PLACES), figsize=(5 * len(PLACES), 4.4), layout='constrained')
+    for axes, (place, title) in zip(panels, PLACES.items()):
+        for cell in cells:
+            for arm in MIXED:
+                color = f'C{MIXED.index(arm)}'
+                seeds = cell.seeds(arm) if cell.values(arm, place) else []
+                gaps = [cell.losses(seed)[1] - cell.losses(seed)[0] for seed in seeds]
+                gains = [cell.gain(arm, place, seed) for seed in seeds]
+                if seeds:
+                    marker = markers[cell.setting]
+                    label = f'{ARMS[arm]}, {SETTINGS[cell.setting].title}'
+                    axes.plot(gaps, gains, marker, color=color, alpha=0.25, markersize=4)
+                    mean = statistics.mean(gaps), statistics.mean(gains)
+                    axes.plot(*mean, marker, color=color, label=label)
+                    axes.annotate(
+                        f'{cell.images:,}', mean, xytext=(4, 3), textcoords='offset points', fontsize=7, color=color)
+        axes.axhline(0, color='#5f6368', linewidth=1)
+        axes.set(title=f'mAP on {title}', xlabel='plain model: validation - training loss', ylabel='gain in mAP')
+        axes.grid(alpha=0.3)
+    handles = dict(zip(*reversed(panels[0].get_legend_handles_labels())))
+    figure.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=3, fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--records', type=Path, default=RECORDS, metavar='DIR', help='folder of the records')
+    parser.add_argument('--output', type=Path, metavar='DIR', help='folder of runs that are not collected yet')
+    parser.add_argument('--picture', type=Path, metavar='FILE', help='draw the gains (needs matplotlib)')
+    return parser.parse_args(argv)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    args = parse_args(argv)
+    finished = read_finished(args.output, args.records)
+    samples = {line.pop('name'): line for line in read_lines(args.records / SAMPLES)}
+    samples.update({name: record['samples'] for name, record in finished.items() if 'samples' in record})
+    cells = make_cells(finished)
+    hours = sum(record['core_seconds'] for record in finished.values()) / 3600
+    print(f'{len(finished)} runs, {hours:.1f} core-hours. Mean and standard deviation over seeds; in parentheses the '
+          '95 % interval over validation images.')
+    print(f'\n## Learning rates\n\n{rate_table(finished)}')
+    for place, title in PLACES.items():
+        print(f'\n## mAP on {title}\n\n{gain_table(cells, place, samples)}')
+    lines = rule_lines(cells)
+    if lines:
+        print('\n## Does the gap predict the gain?\n\n' + '\n'.join(lines))
+    if args.picture and cells:
+        draw(cells, args.picture)
+
+
+if __name__ == '__main__':
+    main()
