@@ -31,6 +31,7 @@ from plan import EPOCHS, Run, runs_in_order
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / 'records'
 RUNS, SAMPLES = 'runs.jsonl', 'samples.jsonl'
+SAMPLED = ('val', 'val_unbiased', 'val_half')  # what the bootstrap samples are kept of
 RESULT = 'result.json'
 POLL_SECONDS = 2.
 SECONDS_TO_SAVE = 300.
@@ -78,7 +79,7 @@ def collect(output: Path, records: Path) -> list[str]:
     records.mkdir(parents=True, exist_ok=True)
     with open(records / SAMPLES, 'a', encoding='utf-8') as file:
         for result in new:
-            samples = result.pop('samples')
+            samples = {place: values for place, values in result.pop('samples').items() if place in SAMPLED}
             if samples:
                 file.write(json.dumps({'name': result['name'], **samples}, separators=(',', ':')) + '\n')
     with open(records / RUNS, 'a', encoding='utf-8') as file:
