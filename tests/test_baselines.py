@@ -288,5 +288,18 @@ def test_a_mixer_says_how_it_mixes():
     assert repr(RecursiveMix()) == 'RecursiveMix(num_classes=None, seed=0, rank=None, alpha=0.5, prob=1.0)'
 
 
+@all_mixers
+def test_a_plan_describes_each_row_of_the_batch(make):
+    mixer = make_ready(make)
+    plan = mixer.plan(7)
+    captions = plan.captions()
+    assert len(captions) == len(mixer.apply(*make_batch(7), plan)[0])
+    is_mixed = plan.weights(9, 14) < 1
+    for image, partner, mixed, caption in zip(plan.images, plan.partners, is_mixed, captions[len(plan.kept):]):
+        before = 'previous ' if isinstance(mixer, RecursiveMix) else ''
+        assert caption == (f'#{image} + {before}#{partner}' if mixed else f'#{image}')
+    assert PairPlan.unmixed(2).captions() == ['#0', '#1'] and not plan.cells()
+
+
 def test_splicemix_is_a_mixer_too():
     assert isinstance(SpliceMix(), Mixer)

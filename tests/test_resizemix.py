@@ -135,7 +135,7 @@ def test_a_changed_batch_size_uses_what_there_is(sizes):
     small = F.interpolate(outputs[0][1], size=size, mode='bilinear', align_corners=True)
     for i, partner in enumerate(plan.partners.tolist()):
         torch.testing.assert_close(mixed[i][place], small[partner], atol=1e-6, rtol=0)
-    assert torch.equal(plan.partner_logits(), (outputs[0][2] + 1)[plan.partners])
+    assert torch.equal(plan.teachers(outputs[1][2]), (outputs[0][2] + 1)[plan.partners])
 
 
 def test_a_changed_image_size_is_no_trouble():

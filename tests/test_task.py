@@ -4,6 +4,7 @@ import logging
 import math
 import sys
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -15,8 +16,10 @@ from tests import reference
 from tests.helpers import make_batch, raises_error
 from timm_splicemix.mix import (
     Grid,
+    Mixer,
     MixPlan,
     Mixup,
+    Plan,
     SpliceMix,
     SpliceRecord,
     SpliceWith,
@@ -128,6 +131,64 @@ def test_another_mixer_may_append_or_replace_images():
         assert model.batches == [number]
         assert len(result['output']) == 8
         assert result['loss'].isfinite()
+
+
+@pytest.mark.parametrize('mixup', [
+    lambda images, targets: (images * 2, targets / 2),
+    timm.data.Mixup(mixup_alpha=0.5, label_smoothing=0., num_classes=5)], ids=['function', "timm's Mixup"])
+def test_any_callable_with_the_contract_of_timm_is_a_mixer(mixup):
+    images, targets = make_batch(8)
+    if not isinstance(mixup, timm.data.Mixup):
+        expected = BCE(tiny_model()(2 * images), targets / 2)
+    else:
+        targets = torch.arange(8) % 5
+        np.random.seed(0)
+        mixed, soft_targets = mixup(images.clone(), targets)
+        expected = BCE(tiny_model()(mixed), soft_targets)
+    np.random.seed(0)
+    task = SpliceMixTask(tiny_model(), BCE, mixup, verbose=False)
+    task.set_step(1, 2)
+    result = task(images, targets)
+    assert torch.equal(result['loss'], expected) and len(result['output']) == 8
+    with raises_error('Expected a SpliceMix for consistency learning, but got <'):
+        SpliceMixTask(tiny_model(), BCE, mixup, consistency_weight=1.)
+
+
+def test_a_new_mixer_defines_its_plan_and_how_to_apply_it():
+    class LeftHalf(Plan):
+        """The last image twice, the second time mirrored; its left half is to predict what the first image does."""
+        num_mixed = num_parts = 1
+
+        def parts(self, maps, image_size):
+            return [(slice(-1, None), maps[-1:, :, :, :maps.shape[3] // 2])]
+
+        def teachers(self, logits):
+            return logits[:1]
+
+        def parts_weight(self, image_size):
+            return image_size[0] / 100
+
+    class Mirror(Mixer):
+        def plan(self, batch_size):
+            return LeftHalf(torch.arange(batch_size))
+
+        def apply(self, images, targets, plan):
+            return torch.cat([images, images[-1:].flip(3)]), torch.cat([targets, targets[-1:]])
+
+        def check_consistency(self):
+            pass
+
+        def remember(self, images, targets, logits):
+            self.remembered = len(images), len(targets), len(logits)
+
+    images, targets = make_batch(4)
+    model, mixer = tiny_model(), Mirror()
+    result = SpliceMixTask(model, BCE, mixer, consistency_weight=1., verbose=False)(images, targets)
+    features = model.forward_features(torch.cat([images, images[-1:].flip(3)]))
+    logits = model.forward_head(features)
+    expected = BCE(model.forward_head(features[-1:, :, :, :3]), logits[:1].sigmoid())
+    close(result['consistency_loss'], 0.12 * expected.detach(), 1e-6)
+    assert torch.equal(result['output'], logits[:4]) and mixer.remembered == (5, 5, 5)
 
 
 def test_integer_classes_become_unions():

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from .errors import UsageError
 from .files import atomic_write
-from .mix import MixPlan, SpliceRecord
+from .mix import Plan, SpliceRecord
 
 _logger = logging.getLogger(__name__)
 _INK, _PALE, _PAPER = '#202124', '#5f6368', '#ffffff'
@@ -73,7 +73,7 @@ def describe_target(target: torch.Tensor, class_names: Sequence[str]) -> str:
 def draw_batch(
         images: torch.Tensor,
         targets: torch.Tensor,
-        plan: MixPlan,
+        plan: Plan,
         class_names: Sequence[str],
         title: str,
         columns: Optional[int] = None,
@@ -96,14 +96,10 @@ def draw_batch(
     columns = min(columns, max(1, len(images)))
     font, small, bold = (ImageFont.load_default(size=size) for size in (11, 10, 14))
     num_kept = len(plan.kept)
-    captions = [f'#{source}' for source in plan.kept.tolist()]
-    cells: list[Optional[tuple[SpliceRecord, int]]] = [None] * num_kept
-    for record in plan.records:
-        captions += [f'mixed {record.grid}'] * record.num_mixed
-        cells += [(record, row) for row in range(record.num_mixed)]
+    cells = plan.cells()
     texts = [
         _wrap(f'{caption}: {describe_target(target, class_names)}', width, font)
-        for caption, target in zip(captions, targets)
+        for caption, target in zip(plan.captions(), targets)
     ]
     line = 14
     # Regular and mixed images start rows of their own.
@@ -119,9 +115,9 @@ def draw_batch(
         for column, index in enumerate(row):
             left = _MARGIN + column * (width + _MARGIN)
             sheet.paste(Image.fromarray(images[index].permute(1, 2, 0).contiguous().numpy()), (left, top))
-            if cells[index] is not None:
+            if index in cells:
                 _draw_cells(draw, *cells[index], (left, top, width, height), small)
-            outline = _REGULAR if cells[index] is None else _MIXED
+            outline = _REGULAR if index < num_kept else _MIXED
             draw.rectangle((left - 1, top - 1, left + width, top + height), outline=outline)
             for number, text in enumerate(texts[index]):
                 draw.text((left, top + height + 2 + line * number), text, fill=_INK, font=font)
@@ -205,7 +201,7 @@ def draw_curves(rows: Sequence[dict[str, str]], path: Union[str, Path]) -> bool:
 def save_batch(
         images: torch.Tensor,
         targets: torch.Tensor,
-        plan: MixPlan,
+        plan: Plan,
         class_names: Optional[Sequence[str]],
         mean: Sequence[float],
         std: Sequence[float],

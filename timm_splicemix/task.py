@@ -1,4 +1,4 @@
-""" One training step as a timm task: mix, one forward of the whole batch, losses """
+""" One training step as a timm task: mix the batch, one forward pass, losses """
 import logging
 import re
 from typing import Any, Callable, Optional, Sequence, Union
@@ -8,17 +8,10 @@ from timm.optim import auto_group_layers
 from timm.task import TrainingTask
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torchvision.ops import roi_align
 
 from .errors import UsageError
 from .loss import ConsistencyLoss
-from .mix import (
-    MixPlan,
-    RecursiveMix,
-    RecursivePlan,
-    SpliceMix,
-    split_cells,
-)
+from .mix import Plan, as_mixer
 from .models import FeatureMap, check_consistency
 
 _logger = logging.getLogger(__name__)
@@ -29,7 +22,7 @@ _PREFIX = 'model.'
 
 
 class SpliceMixModule(nn.Module):
-    """ Everything of a step that is trained, in one forward: this is what DDP and the moving average wrap.
+    """ The trainable part of a step in a single forward pass; DDP and EMA wrap this module.
 
     Args:
         model: A timm model.
@@ -39,51 +32,44 @@ class SpliceMixModule(nn.Module):
         super().__init__()
         self.model = model
         self.feature_map: Optional[FeatureMap] = None
-        # Compiled ones may take their place; as functions they add nothing to the weights.
+        # Compiled functions that replace the model's own; being functions, they add no keys to the state dict.
         self._whole: Optional[Callable] = None
         self._features: Optional[Callable] = None
 
     def forward(
             self,
             images: torch.Tensor,
-            plan: Union[MixPlan, RecursivePlan, None] = None,
+            plan: Optional[Plan] = None,
     ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """ Predict whole images and, where a plan says how they were mixed, their parts.
+        """ Predict whole images and the parts of their feature maps that a plan selects.
 
         Args:
-            images: (K + M, C, H, W), regular images, then mixed ones in the order of the plan.
-            plan: How the batch was mixed; None, or a plan that mixes nothing, asks for no parts.
+            images: (K + M, C, H, W), regular images, then mixed images in the order of the plan.
+            plan: How the batch was mixed; without a plan, or with one that selects no parts, none are predicted.
 
         Returns:
-            Logits (K + M, classes), and those of parts (N, classes), or None: all cells of mixed images in the order
-            of the records, or the boxes of a RecursiveMix.
+            Logits (K + M, classes), and logits of the parts (N, classes) or None. The parts of a `SpliceMix` are all
+            cells of mixed images in the order of the records.
         """
-        if plan is None or not plan.num_mixed:
+        if plan is None or not plan.num_parts:
             return (self._whole or self.model)(images), None
         if self.feature_map is None:
             self.feature_map = check_consistency(self.model, tuple(images.shape[1:]))
         features = (self._features or self.model.forward_features)(images)
         logits = self.model.forward_head(features)
-        size = (images.shape[2], images.shape[3])
-        if isinstance(plan, RecursivePlan):
-            maps, prefix = self.feature_map.split(features, size)  # (B, C, h, w)
-            boxes = _align(maps, plan.relative_box(*size))
-            return logits, self.model.forward_head(self.feature_map.join(boxes, prefix))
-        cell_logits = []
-        start = len(plan.kept)
-        for record in plan.records:
-            end = start + record.num_mixed
-            maps, prefix = self.feature_map.split(features[start:end], size)  # (M, C, h, w)
-            cells = split_cells(maps, record.grid)  # (M * cells, C, h / rows, w / cols)
-            cell_logits.append(self.model.forward_head(self.feature_map.join(cells, prefix)))
-            start = end
-        return logits, torch.cat(cell_logits)
+        image_size = (images.shape[2], images.shape[3])
+        maps, prefix = self.feature_map.split(features, image_size)  # (K + M, C, h, w)
+        part_logits = []
+        for rows, parts in plan.parts(maps, image_size):
+            part_features = self.feature_map.join(parts, None if prefix is None else prefix[rows])
+            part_logits.append(self.model.forward_head(part_features))
+        return logits, torch.cat(part_logits)
 
     def compile(self, consistency: bool, **kwargs: Any) -> None:
-        """ Compile what does the work: the backbone alone if cells need its features, else the whole model.
+        """ Compile the backbone alone if consistency learning needs its features, otherwise the whole model.
 
         Args:
-            consistency: Whether cells are going to be predicted.
+            consistency: Whether parts of the feature maps will be predicted.
             **kwargs: Arguments of `torch.compile`.
         """
         if consistency:
@@ -93,39 +79,28 @@ class SpliceMixModule(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """The model's own list, by the names that parameters have here."""
+        """The model's parameters without weight decay, with their names in this module."""
         names = self.model.no_weight_decay() if hasattr(self.model, 'no_weight_decay') else ()
         return {_PREFIX + name for name in names}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> Union[dict[str, Any], Callable]:
-        """The model's own grouping of layers, by the names that parameters have here."""
+        """The model's layer groups, for the names of parameters in this module."""
         if hasattr(self.model, 'group_matcher'):
             matcher = self.model.group_matcher(coarse=coarse)
         else:
-            matcher = auto_group_layers(self.model).get  # what timm does for a model that says nothing
+            matcher = auto_group_layers(self.model).get  # timm's fallback
         if callable(matcher):
             return _with_prefix(matcher)
         return {name: _with_prefix(spec) for name, spec in matcher.items()}
 
 
-def _align(maps: torch.Tensor, box: tuple[float, float, float, float]) -> torch.Tensor:
-    """What maps (B, C, h, w) show in a box, given by parts of their sides, at the size of the maps."""
-    height, width = maps.shape[2:]
-    left, top, right, bottom = box
-    corners = torch.tensor([left * width, top * height, right * width, bottom * height])
-    rois = torch.cat([torch.arange(len(maps)).view(-1, 1).float(), corners.expand(len(maps), 4)], dim=1)
-    rois = rois.to(maps.device, non_blocking=True)
-    with torch.autocast(maps.device.type, enabled=False):  # half precision has no exact row numbers
-        return roi_align(maps.float(), rois, (height, width), aligned=True).to(maps.dtype)
-
-
 def _with_prefix(spec: Any) -> Any:
-    """Patterns of a model's `group_matcher` for names that begin with the prefix."""
+    """Patterns of a model's `group_matcher`, changed to match names that begin with the prefix."""
     if isinstance(spec, str):
         unanchored = re.sub(r'(?<![\[\\])\^', '', spec)
         return f'{re.escape(_PREFIX)}(?:{unanchored})'
-    if isinstance(spec, Sequence):  # of patterns, each alone or with a place in the order
+    if isinstance(spec, Sequence):  # of patterns, or of tuples of a pattern and its position in the order
         return [(_with_prefix(part[0]), *part[1:]) if isinstance(part, tuple) else _with_prefix(part) for part in spec]
     if callable(spec):
         return lambda name: spec(name.removeprefix(_PREFIX))
@@ -133,28 +108,28 @@ def _with_prefix(spec: Any) -> Any:
 
 
 class SpliceMixTask(TrainingTask):
-    """ Train a model on SpliceMixed batches, with consistency learning if asked for.
+    """ Train a model on mixed batches, optionally with consistency learning.
 
         task = SpliceMixTask(model, torch.nn.BCEWithLogitsLoss(), SpliceMix('1x2,2x2,2x3'), consistency_weight=1.)
         task(images, targets)['loss'].backward()
 
-    The batch is mixed where it is, after normalisation, and goes through the backbone once. The criterion sees the
-    logits of regular and mixed images alike, in float32. With a consistency weight, the last feature map of mixed
-    images is cut into its cells, each cell goes through the same pooling and classifier, and its prediction is pulled
-    to the one of the regular image. With a `RecursiveMix` this is done to the box that shows the image of the step
-    before, by the part of the image that the box is, with the prediction of that step.
+    The batch is mixed on its device, after normalisation, and passes through the backbone once. The criterion gets the
+    logits of regular and mixed images in float32. With a consistency weight above 0, the last feature map of the mixed
+    images is split into cells, the model's pooling and classifier predict each cell, and the consistency loss compares
+    this with the prediction of the cell's regular image. With `RecursiveMix`, it compares the prediction of the box
+    with the previous step's prediction of the image in the box, weighted by the area of the box.
 
     Args:
         model: A timm model, such as `create_model` returns.
         criterion: Loss of logits and targets, (B, classes) each.
-        mixer: What mixes batches: a `SpliceMix`, another callable with the contract of timm's `Mixup`, or None.
-        consistency_weight: Weight of the consistency loss; 0 switches it off, and nothing is computed for it.
-        detach: Take the predictions of regular images as constants in the consistency loss.
-        input_size: (C, H, W) of the images, to check at once that consistency learning suits the model; None checks
-            at the first step.
+        mixer: A `SpliceMix` or another `Mixer`, a callable with the contract of timm's `Mixup`, or None.
+        consistency_weight: Weight of the consistency loss; 0 switches it off and computes nothing for it.
+        detach: Treat the predictions of regular images as constants in the consistency loss.
+        input_size: (C, H, W) of the images, to check that the model supports consistency learning now instead of in
+            the first step.
         device: Device of the task.
         dtype: Type of the task.
-        verbose: Log what the task does.
+        verbose: Log the settings of the task.
     """
 
     def __init__(
@@ -178,7 +153,7 @@ class SpliceMixTask(TrainingTask):
         self.consistency_weight = consistency_weight
         self.consistency = ConsistencyLoss(detach=detach)
         if consistency_weight:
-            _check_mixer(mixer)
+            as_mixer(mixer).check_consistency()
             if input_size is not None:
                 self.trainable_module.feature_map = check_consistency(model, input_size)
         if self.verbose:
@@ -187,37 +162,35 @@ class SpliceMixTask(TrainingTask):
             _logger.info(f'{type(self).__name__}: {loss_name}, {mixer or "no mixing"}{consistency}')
 
     def set_step(self, epoch: int, step: int) -> None:
-        """ Say which batch comes next: what is drawn depends on it.
+        """ Set the step that the mixer draws for next.
 
         Args:
-            epoch: Number of the epoch.
-            step: Number of the batch in the epoch.
+            epoch: Index of the epoch.
+            step: Index of the batch in the epoch.
         """
-        if hasattr(self.mixer, 'set_step'):
-            self.mixer.set_step(epoch, step)
+        as_mixer(self.mixer).set_step(epoch, step)
 
     def set_epoch(self, epoch: int) -> None:
-        """ Say which epoch it is to a criterion that changes with epochs.
+        """ Set the epoch of a criterion that depends on it.
 
         Args:
-            epoch: Number of the epoch.
+            epoch: Index of the epoch.
         """
         if hasattr(self.criterion, 'set_epoch'):
             self.criterion.set_epoch(epoch)
 
     def parts(self, input: torch.Tensor, target: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """ The batches that one batch is trained as, each with an update of its own: itself, nearly always.
+        """ The batches that a batch is trained as, each with its own update of the weights; usually just the batch.
 
         Args:
             input: (B, C, H, W), normalised.
             target: (B, classes), or (B,) class indices.
         """
-        if isinstance(self.mixer, SpliceMix) and self.mixer.batch == 'alternate':
-            return self.mixer.batches(input, target)
-        return [(input, target)]
+        mixer = as_mixer(self.mixer)
+        return mixer.batches(input, target) if mixer.separate_batches else [(input, target)]
 
     def prepare_distributed(self, device_ids: Optional[list] = None, **ddp_kwargs: Any) -> 'SpliceMixTask':
-        """ Wrap what is trained in DDP.
+        """ Wrap the trainable module in DDP.
 
         Args:
             device_ids: Device of this process, in a list; None on the CPU.
@@ -227,12 +200,12 @@ class SpliceMixTask(TrainingTask):
         return self
 
     def compile(self, backend: str = 'inductor', mode: Optional[str] = None, **compile_kwargs: Any) -> nn.Module:
-        """ Compile the model, before `prepare_distributed`.
+        """ Compile the model; call this before `prepare_distributed`.
 
         Args:
             backend: Backend of `torch.compile`.
             mode: Mode of `torch.compile`.
-            **compile_kwargs: Its other arguments.
+            **compile_kwargs: Other arguments of `torch.compile`.
 
         Returns:
             The compiled model for evaluation.
@@ -243,80 +216,45 @@ class SpliceMixTask(TrainingTask):
         return self.eval_model
 
     def get_eval_model(self, module: Optional[nn.Module] = None, ema: bool = False) -> Optional[nn.Module]:
-        """ The plain model, whose weights a checkpoint holds.
+        """ The plain model, whose weights are saved in checkpoints.
 
         Args:
-            module: What to take it from, the task's own if None.
-            ema: Take the moving average.
+            module: Module to unwrap, that of the task if None.
+            ema: Return the EMA model.
         """
         found = super().get_eval_model(module, ema=ema)
-        while isinstance(getattr(found, 'module', None), nn.Module):  # DDP, the moving average
+        while isinstance(getattr(found, 'module', None), nn.Module):  # DDP, EMA
             found = found.module
         return found.model if isinstance(found, SpliceMixModule) else found
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
-        """ Mix a batch, predict it and compare.
+        """ Mix a batch and compute its losses.
 
         Args:
             input: (B, C, H, W), normalised.
             target: (B, classes), or (B,) class indices.
 
         Returns:
-            'loss', the one to minimise; 'output', the logits of the regular images that stayed in the batch;
-            'task_loss' and, with a consistency weight, 'consistency_loss', the parts of the loss without weights.
+            'loss', the total loss; 'output', the logits of the regular images that stayed in the batch; 'task_loss'
+            and, with a consistency weight, 'consistency_loss', the terms of the loss without their weights.
         """
-        plan = None
-        num_regular = len(input)
-        if isinstance(self.mixer, SpliceMix) and self.mixer.batch != 'alternate':  # of which `parts` were mixed before
-            plan = self.mixer.plan(len(input))
-            input, target = self.mixer.apply(input, target, plan)
-            num_regular = len(plan.kept)
-        elif isinstance(self.mixer, RecursiveMix):
-            plan = self.mixer.plan(len(input))
-            input, target = self.mixer.apply(input, target, plan)
-        elif self.mixer is not None and not isinstance(self.mixer, SpliceMix):
-            input, target = self.mixer(input, target)
-        logits, cell_logits = self.trainable_module(input, plan if self.consistency_weight else None)
+        mixer = as_mixer(self.mixer)
+        if mixer.separate_batches:  # `parts` has mixed the batch
+            plan = Plan(torch.arange(len(input)))
+        else:
+            plan = mixer.plan(len(input))
+            input, target = mixer.apply(input, target, plan)
+        logits, part_logits = self.trainable_module(input, plan if self.consistency_weight else None)
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        if isinstance(self.mixer, RecursiveMix):
-            self.mixer.remember(input, target, logits)
+        mixer.remember(input, target, logits)
         task_loss = self.criterion(logits, target)
-        result = {'loss': task_loss, 'output': logits[:num_regular], 'task_loss': task_loss.detach()}
+        result = {'loss': task_loss, 'output': logits[:plan.num_regular], 'task_loss': task_loss.detach()}
         if self.consistency_weight:
-            consistency = self._consistency(cell_logits, logits, plan)
-            if isinstance(plan, RecursivePlan) and plan.num_mixed:
-                left, top, right, bottom = plan.relative_box(input.shape[2], input.shape[3])
-                consistency = (right - left) * (bottom - top) * consistency
+            if part_logits is None:
+                consistency = logits.new_zeros(())
+            else:
+                consistency = self.consistency(part_logits, plan.teachers(logits), plan.dropped_parts())
+                consistency = plan.parts_weight(tuple(input.shape[2:])) * consistency
             result['loss'] = task_loss + self.consistency_weight * consistency
             result['consistency_loss'] = consistency.detach()
         return result
-
-    def _consistency(
-            self,
-            cell_logits: Optional[torch.Tensor],
-            logits: torch.Tensor,
-            plan: Union[MixPlan, RecursivePlan],
-    ) -> torch.Tensor:
-        if cell_logits is None:
-            return logits.new_zeros(())
-        if isinstance(plan, RecursivePlan):
-            said_before = plan.partner_logits().to(cell_logits.device)  # from the CPU after a run went on
-            return self.consistency(cell_logits, said_before)
-        sources = torch.cat([record.sources.flatten() for record in plan.records])  # (N,), of all cells
-        dropped = torch.cat([record.dropped.flatten() for record in plan.records])
-        sources = sources.to(logits.device, non_blocking=True)
-        return self.consistency(cell_logits, logits.index_select(0, sources), dropped)
-
-
-def _check_mixer(mixer: Optional[Callable]) -> None:
-    """Refuse consistency learning where a cell has no regular image in the batch to learn from."""
-    if isinstance(mixer, RecursiveMix):
-        return
-    if not isinstance(mixer, SpliceMix):
-        raise UsageError(
-            f'Expected a SpliceMix for consistency learning, but got {mixer}: '
-            'set --splicemix-grids, such as 1x2,2x2,2x3.')
-    if mixer.batch != 'append':
-        raise UsageError(
-            f"Expected all regular images in the batch for consistency learning, but got batch '{mixer.batch}', which "
-            'leaves some out: use --splicemix-batch append.')

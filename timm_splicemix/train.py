@@ -49,7 +49,7 @@ from .draw import draw_curves, save_batch
 from .errors import UsageError
 from .files import free_folder, write_text
 from .loss import LOSSES, binary_cross_entropy, union_cross_entropy
-from .mix import MixPlan
+from .mix import as_mixer
 from .results import format_metrics
 from .run.checkpoint import (
     CheckpointInfo,
@@ -350,11 +350,9 @@ class Run:
         set_seed(mix_seeds(args.seed, args.rank, self.epoch, batch))  # of dropout and the like
 
     def _save_images(self, batch: int, images: torch.Tensor, targets: torch.Tensor) -> None:
-        plan = MixPlan(torch.arange(len(images)))
-        if self.mixer is not None:
-            drawn = self.mixer.plan(len(images))
-            images, targets = self.mixer.apply(images, targets, drawn)
-            plan = drawn if isinstance(drawn, MixPlan) else MixPlan(torch.arange(len(images)))
+        mixer = as_mixer(self.mixer)
+        plan = mixer.plan(len(images))
+        images, targets = mixer.apply(images, targets, plan)
         save_batch(
             images, targets, plan, self.class_names, self.data_config['mean'], self.data_config['std'],
             self.folder / f'train-batch-{self.epoch}-{batch}.jpg')

@@ -1,5 +1,5 @@
-""" What happens to a batch """
-from .base import Mixer
+""" Mixers: how the images and labels of a batch are combined """
+from .base import Mixer, Plan, as_mixer
 from .grid import Grid, parse_grids
 from .pairs import (
     Mixup,
@@ -7,10 +7,15 @@ from .pairs import (
     ResizeMix,
     SpliceWith,
 )
-from .record import MixPlan, SpliceRecord, sample_record
+from .record import SpliceRecord, sample_record
 from .recursivemix import RecursiveMix, RecursivePlan
-from .splicemix import SpliceMix, splice, split_cells
+from .splicemix import (
+    MixPlan,
+    SpliceMix,
+    splice,
+    split_cells,
+)
 
 __all__ = [
-    'Grid', 'MixPlan', 'Mixer', 'Mixup', 'PairPlan', 'RecursiveMix', 'RecursivePlan', 'ResizeMix', 'SpliceMix',
-    'SpliceRecord', 'SpliceWith', 'parse_grids', 'sample_record', 'splice', 'split_cells']
+    'Grid', 'MixPlan', 'Mixer', 'Mixup', 'PairPlan', 'Plan', 'RecursiveMix', 'RecursivePlan', 'ResizeMix', 'SpliceMix',
+    'SpliceRecord', 'SpliceWith', 'as_mixer', 'parse_grids', 'sample_record', 'splice', 'split_cells']

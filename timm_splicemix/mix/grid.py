@@ -1,4 +1,4 @@
-""" The grammar of grids: how a mixed image is split into cells """
+""" Grids of mixed images, and their text form """
 import math
 import re
 from dataclasses import dataclass, replace
@@ -11,13 +11,13 @@ _GRID_GRAMMAR = re.compile(r'(\d+)x(\d+)(?:-(\d+))?(?:@((?:\d+\.?\d*|\.\d+)(?:e[
 
 @dataclass(frozen=True)
 class Grid:
-    """ A way of splitting a mixed image, `ROWSxCOLS[-DROPPED][@WEIGHT]` as a string.
+    """ The layout of a mixed image, `ROWSxCOLS[-DROPPED][@WEIGHT]` as text.
 
     Args:
         rows: Number of cells from top to bottom.
         cols: Number of cells from left to right.
-        drop: Number of cells always left out of a mixed image, None to let `SpliceMix` draw it.
-        weight: How often the grid is drawn, relative to the others.
+        drop: Fixed number of dropped cells; `SpliceMix` draws it if None.
+        weight: Relative probability of drawing this grid.
     """
     rows: int
     cols: int
@@ -34,7 +34,7 @@ class Grid:
         if self.drop is not None and not 0 <= self.drop < self.cells:
             raise UsageError(
                 f"Expected a grid that drops fewer than its {self.cells} cells, but got '{self}': "
-                f'at most {self.cells - 1} can be dropped, or nothing is left.')
+                f'at most {self.cells - 1} can be dropped.')
         if not 0 < self.weight < math.inf:
             raise UsageError(f'Expected a grid with a positive weight, but got {self.weight}.')
 
@@ -43,7 +43,7 @@ class Grid:
         return self.rows * self.cols
 
     def flipped(self) -> 'Grid':
-        """The same grid with rows and columns exchanged."""
+        """The grid with rows and columns exchanged."""
         return replace(self, rows=self.cols, cols=self.rows)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Grid:
 
 
 def parse_grids(text: str) -> tuple[Grid, ...]:
-    """ Read a comma separated list of grids, such as '1x2,2x2@0.5,2x3-2'.
+    """ Parse a comma-separated list of grids, such as '1x2,2x2@0.5,2x3-2'.
 
     Args:
         text: Grids in the grammar ROWSxCOLS[-DROPPED][@WEIGHT].

@@ -1,7 +1,7 @@
-""" Images mixed with one partner each: blended, or shown in a box
+""" Mixup, CutMix, ResizeMix and SpliceWith: each image is mixed with one partner, blended or in a box
 
-The label of a mixed image is the weighted mean of both labels, each weighted by its part of the image. Where a label
-with any weight is unknown (-1), so is the result: the mean of what is known and what is not can't be told.
+The label of a mixed image is the mean of both labels, weighted by their parts of the image. It is unknown (-1) where a
+label with a weight above 0 is unknown.
 """
 from dataclasses import dataclass
 from typing import Optional, Sequence
@@ -9,37 +9,40 @@ from typing import Optional, Sequence
 import torch
 
 from ..errors import UsageError
-from .base import Mixer, check_alpha, draw_beta
-from .splicemix import (
-    _check_batch,
-    _check_probability,
-    _gather,
-    _gather_small,
-    _is_channels_last,
-    _one_hot,
+from .base import (
+    Batch,
+    Mixer,
+    Plan,
+    check_alpha,
+    check_choice,
+    check_mixer_input,
+    check_probability,
+    check_sides,
+    draw_beta,
+    gather,
+    gather_resized,
+    is_channels_last,
 )
 
-__all__ = ['PairPlan', 'mix_pairs', 'soft_targets']
-
-UNBOXED = (0., 0., 0., 0.)
+# --- the plan and how it is applied ---
 
 
 @dataclass(frozen=True, eq=False)
-class PairPlan:
-    """ Everything that is random about a batch whose images are mixed with partners; lives on the CPU.
+class PairPlan(Plan):
+    """ All random choices of a batch whose images are mixed with partners.
 
     Args:
-        kept: (K,) int64, the regular images that stay in the batch, in their order.
-        images: (N,) int64, the images that are mixed; they follow the kept ones.
-        partners: (N,) int64, the image that each of them is mixed with.
-        blend: (N,) float64, the weight that an image has of the sum of both, 1 where nothing is blended.
-        boxes: (N, 4) float64, height and width of the box that shows the partner, as parts of the image's (0 for no
-            box), then where it is, in [0, 1) along y and x.
-        inside: The place is that of the box among those where it fits; else of its centre, and borders cut the box.
-        resized: The box shows the partner as a whole, made smaller; else what the partner has in the same place.
-        batch_size: Number of images that the plan is for, None for any that has those it names.
+        kept: (K,) int64, indices of the regular images that stay in the batch, in this order.
+        images: (N,) int64, indices of the images that are mixed; they follow the kept ones.
+        partners: (N,) int64, index of the partner of each of them.
+        blend: (N,) float64, weight of the image in the weighted sum with its partner, 1 where nothing is blended.
+        boxes: (N, 4) float64, height and width of the box that shows the partner, relative to the image (0 for no
+            box), then its position in [0, 1) along y and x.
+        inside: If True, the position selects among the places where the whole box fits into the image; otherwise it is
+            that of the centre, and the borders of the image clip the box.
+        resized: If True, the box shows the whole partner, resized; otherwise the same region of the partner.
+        batch_size: Number of images that the plan was drawn for; None skips this check.
     """
-    kept: torch.Tensor
     images: torch.Tensor
     partners: torch.Tensor
     blend: torch.Tensor
@@ -59,7 +62,7 @@ class PairPlan:
 
     @classmethod
     def unmixed(cls, batch_size: int) -> 'PairPlan':
-        """A plan that leaves a batch as it is."""
+        """The plan that leaves a batch as it is."""
         everything = torch.arange(batch_size)
         none = torch.zeros(0, dtype=torch.float64)
         return cls(everything, everything[:0], everything[:0], none, none.view(0, 4), batch_size=batch_size)
@@ -68,12 +71,17 @@ class PairPlan:
     def num_mixed(self) -> int:
         return len(self.images)
 
-    def pixel_boxes(self, height: int, width: int) -> torch.Tensor:
-        """ Where the boxes are in images of a size.
+    @property
+    def num_regular(self) -> int:
+        return len(self.kept) or self.num_mixed  # mixed images that replace all regular ones are the output
 
-        Returns:
-            (N, 4) int64: top, bottom, left and right, the latter of both exclusive.
-        """
+    def captions(self) -> list[str]:
+        is_mixed = (self.blend < 1) | self.boxes[:, :2].all(dim=1)
+        rows = zip(self.images.tolist(), self.partners.tolist(), is_mixed.tolist())
+        return super().captions() + [f'#{image} + #{other}' if mixed else f'#{image}' for image, other, mixed in rows]
+
+    def pixel_boxes(self, height: int, width: int) -> torch.Tensor:
+        """The boxes in images of this size: (N, 4) int64, top, bottom (exclusive), left and right (exclusive)."""
         edges = []
         for side, place, length in zip(self.boxes[:, :2].T, self.boxes[:, 2:].T, (height, width)):
             cut = (side * length).floor()
@@ -87,120 +95,31 @@ class PairPlan:
         return torch.stack(edges, dim=1).long()
 
     def weights(self, height: int, width: int) -> torch.Tensor:
-        """ What part of each mixed image is its own and not its partner's.
-
-        Returns:
-            (N,) float64.
-        """
+        """(N,) float64, the weight of each image in its mixed image; the rest is that of its partner."""
         tops, bottoms, lefts, rights = self.pixel_boxes(height, width).double().unbind(dim=1)
         return self.blend * (1 - (bottoms - tops) * (rights - lefts) / (height * width))
-
-
-def _all_equal(rows: torch.Tensor) -> bool:
-    return bool((rows == rows[:1]).all())
-
-
-def _pick(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """values[index], which is `values` itself if all of them are picked in their order."""
-    if len(index) == len(values) and torch.equal(index, torch.arange(len(values))):
-        return values
-    index = index.to(values.device, non_blocking=True)
-    if values.ndim == 4:
-        return _gather(values, index, _is_channels_last(values))
-    return values.index_select(0, index)
-
-
-def _blend(images: torch.Tensor, others: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The sum of `images`, weighted, and `others`, which it may be written to."""
-    if images.dtype == torch.uint8:
-        return _blend(images.float(), others.float(), weights).round_().to(torch.uint8)
-    if _all_equal(weights):
-        return others.lerp_(images, float(weights[0]))
-    return others.lerp_(images, weights.to(images.dtype).view(-1, 1, 1, 1).to(images.device, non_blocking=True))
-
-
-def _is_in_box(edges: torch.Tensor, height: int, width: int, device: torch.device) -> torch.Tensor:
-    """(N, 1, H, W) bool: the pixels of each box."""
-    tops, bottoms, lefts, rights = edges.to(device, non_blocking=True).view(-1, 4, 1, 1, 1).unbind(dim=1)
-    y, x = torch.arange(height, device=device).view(-1, 1), torch.arange(width, device=device)
-    return ((y >= tops) & (y < bottoms)) & ((x >= lefts) & (x < rights))
-
-
-def _mix_images(images: torch.Tensor, others: torch.Tensor, plan: PairPlan) -> torch.Tensor:
-    height, width = images.shape[2:]
-    edges = plan.pixel_boxes(height, width)  # (N, 4)
-    boxed = (edges[:, 1] > edges[:, 0]) & (edges[:, 3] > edges[:, 2])
-    out = own = _pick(images, plan.images)
-    if boxed.all() and _all_equal(edges):
-        top, bottom, left, right = edges[0].tolist()
-        partners = plan.partners.to(images.device, non_blocking=True)
-        if plan.resized:
-            filling = _gather_small(others, partners, bottom - top, right - left, None)
-        else:
-            filling = others[:, :, top:bottom, left:right].index_select(0, partners)
-        out = own.clone() if own is images else own
-        out[:, :, top:bottom, left:right] = filling
-    elif boxed.any():
-        rows = boxed.nonzero().view(-1)
-        mask = _is_in_box(edges[rows], height, width, images.device)
-        out = _put(own, rows, torch.where(mask, _pick(others, plan.partners[rows]), _pick(own, rows)))
-    rows = (plan.blend < 1).nonzero().view(-1)
-    if len(rows):
-        partners = plan.partners[rows].to(images.device, non_blocking=True)
-        fresh = _gather(others, partners, _is_channels_last(others))
-        out = _put(out, rows, _blend(_pick(out, rows), fresh, plan.blend[rows]))
-    return out
-
-
-def _put(images: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """`images` with some rows replaced."""
-    if len(rows) == len(images):
-        return values
-    return images.clone().index_copy_(0, rows.to(images.device, non_blocking=True), values)
-
-
-def soft_targets(targets: torch.Tensor, others: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """ The weighted mean of two labels, unknown (-1) where a label with any weight is unknown.
-
-    Args:
-        targets: (N, classes), of a floating point type.
-        others: (N, classes).
-        weights: (N,), the weight of `targets`; that of `others` is the rest.
-    """
-    weights = weights.to(targets.dtype).view(-1, 1).to(targets.device, non_blocking=True)
-    mixed = targets * weights + others * (1 - weights)
-    unknown = ((targets < 0) & (weights > 0)) | ((others < 0) & (weights < 1))
-    return mixed.masked_fill(unknown, -1)
 
 
 def mix_pairs(
         images: torch.Tensor,
         targets: torch.Tensor,
         plan: PairPlan,
-        others: Optional[tuple[torch.Tensor, torch.Tensor]] = None,
+        others: Optional[Batch] = None,
         num_classes: Optional[int] = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """ Mix images with partners as planned; a pure function.
+) -> Batch:
+    """ Mix images with their partners according to a plan.
 
     Args:
         images: (B, C, H, W), of a floating point type or uint8, contiguous or channels_last.
         targets: (B, classes) multi-hot, soft or with -1 for unknown, or (B,) integer classes.
-        plan: Which image is mixed with which, and how.
-        others: Images and targets that the plan's partners are among, those of the batch if None.
-        num_classes: Number of classes, needed for integer targets, which become one-hot.
+        plan: Which image is mixed with which partner, and how.
+        others: Images and targets that contain the partners, those of the batch if None.
+        num_classes: Number of classes, required for integer targets, which become one-hot.
 
     Returns:
         The kept images followed by the mixed ones, and their targets, of a floating point type.
     """
-    if targets.ndim == 1 and not targets.is_floating_point():
-        if num_classes is None:
-            raise UsageError('Expected num_classes to be given for integer targets, but got None.')
-        targets = _one_hot(targets, num_classes)
-    _check_batch(images, targets)
-    if num_classes is not None and targets.shape[1] != num_classes:
-        raise UsageError(f'Expected targets of {num_classes} classes, but got {targets.shape[1]}.')
-    if plan.batch_size not in (None, len(images)):
-        raise UsageError(f'Expected a plan for {len(images)} images, but got one for {plan.batch_size}.')
+    targets = check_mixer_input(images, targets, plan.batch_size, num_classes)
     if not targets.is_floating_point():
         targets = targets.float()
     kept = _pick(images, plan.kept), _pick(targets, plan.kept)
@@ -215,25 +134,112 @@ def mix_pairs(
     return torch.cat([kept[0], mixed_images]), torch.cat([kept[1], mixed_targets])
 
 
-class Mixup(Mixer):
-    """ Mix each image with another of the batch, by Mixup (blend both) or CutMix (a box shows the other).
+def soft_targets(targets: torch.Tensor, others: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """ The weighted mean of two labels, unknown (-1) where a label with a weight above 0 is unknown.
+
+    Args:
+        targets: (N, classes), of a floating point type.
+        others: (N, classes).
+        weights: (N,), the weight of `targets`; that of `others` is 1 - weight.
+    """
+    weights = weights.to(targets.dtype).view(-1, 1).to(targets.device, non_blocking=True)
+    mixed = targets * weights + others * (1 - weights)
+    unknown = ((targets < 0) & (weights > 0)) | ((others < 0) & (weights < 1))
+    return mixed.masked_fill(unknown, -1)
+
+
+def _mix_images(images: torch.Tensor, others: torch.Tensor, plan: PairPlan) -> torch.Tensor:
+    height, width = images.shape[2:]
+    edges = plan.pixel_boxes(height, width)  # (N, 4)
+    boxed = (edges[:, 1] > edges[:, 0]) & (edges[:, 3] > edges[:, 2])
+    out = own = _pick(images, plan.images)
+    if boxed.all() and _all_equal(edges):
+        top, bottom, left, right = edges[0].tolist()
+        partners = plan.partners.to(images.device, non_blocking=True)
+        if plan.resized:
+            filling = gather_resized(others, partners, bottom - top, right - left)
+        else:
+            filling = others[:, :, top:bottom, left:right].index_select(0, partners)
+        out = own.clone() if own is images else own
+        out[:, :, top:bottom, left:right] = filling
+    elif boxed.any():
+        rows = boxed.nonzero().view(-1)
+        mask = _box_mask(edges[rows], height, width, images.device)
+        out = _replace(own, rows, torch.where(mask, _pick(others, plan.partners[rows]), _pick(own, rows)))
+    rows = (plan.blend < 1).nonzero().view(-1)
+    if len(rows):
+        partners = plan.partners[rows].to(images.device, non_blocking=True)
+        blended = _blend(_pick(out, rows), gather(others, partners, is_channels_last(others)), plan.blend[rows])
+        out = _replace(out, rows, blended)
+    return out
+
+
+def _blend(images: torch.Tensor, others: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of `images` and `others`; it may be stored in `others`."""
+    if images.dtype == torch.uint8:
+        return _blend(images.float(), others.float(), weights).round_().to(torch.uint8)
+    if _all_equal(weights):
+        return others.lerp_(images, float(weights[0]))
+    return others.lerp_(images, weights.to(images.dtype).view(-1, 1, 1, 1).to(images.device, non_blocking=True))
+
+
+def _box_mask(edges: torch.Tensor, height: int, width: int, device: torch.device) -> torch.Tensor:
+    """(N, 1, H, W) bool, True inside each box."""
+    tops, bottoms, lefts, rights = edges.to(device, non_blocking=True).view(-1, 4, 1, 1, 1).unbind(dim=1)
+    y, x = torch.arange(height, device=device).view(-1, 1), torch.arange(width, device=device)
+    return ((y >= tops) & (y < bottoms)) & ((x >= lefts) & (x < rights))
+
+
+def _all_equal(rows: torch.Tensor) -> bool:
+    return bool((rows == rows[:1]).all())
+
+
+def _pick(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """values[index], without a copy if the index is that of all values in their order."""
+    if len(index) == len(values) and torch.equal(index, torch.arange(len(values))):
+        return values
+    index = index.to(values.device, non_blocking=True)
+    if values.ndim == 4:
+        return gather(values, index, is_channels_last(values))
+    return values.index_select(0, index)
+
+
+def _replace(images: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A copy of `images` with some rows replaced by `values`, or `values` if these are all rows."""
+    if len(rows) == len(images):
+        return values
+    return images.clone().index_copy_(0, rows.to(images.device, non_blocking=True), values)
+
+
+# --- the mixers ---
+
+
+class PairMixer(Mixer):
+    """A mixer whose plans are `PairPlan`s."""
+
+    def apply(self, images: torch.Tensor, targets: torch.Tensor, plan: PairPlan) -> Batch:
+        return mix_pairs(images, targets, plan, num_classes=self.num_classes)
+
+
+class Mixup(PairMixer):
+    """ Mix each image with another of the batch, by Mixup (blend both) or CutMix (show the other in a box).
 
         mixer = Mixup(mixup_alpha=0.2, cutmix_alpha=1.)
         images, targets = mixer(images, targets)
 
-    Names and meanings are those of timm's `Mixup`: image i is mixed with image B - 1 - i. In a batch of an odd size,
-    the image in the middle is mixed with the first one, or, by pairs, left alone. The weights of labels are those of
-    what is seen; unknown labels (-1) make the mixed label unknown.
+    Names and meanings are those of timm's `Mixup`: image i is mixed with image B - 1 - i. In a batch of odd size, the
+    image in the middle is mixed with the first one, or stays unmixed with mode 'pair'. Labels are weighted by the
+    visible parts of their images; an unknown label (-1) makes the mixed label unknown.
 
     Args:
-        mixup_alpha: Weights of Mixup are drawn from Beta(alpha, alpha); 0 for no Mixup.
-        cutmix_alpha: Areas of CutMix are drawn from Beta(alpha, alpha); 0 for no CutMix.
-        cutmix_minmax: Smallest and largest side of CutMix's box, as parts of the image's, instead of `cutmix_alpha`.
+        mixup_alpha: The weights of Mixup are drawn from Beta(alpha, alpha); 0 switches Mixup off.
+        cutmix_alpha: The areas of CutMix are drawn from Beta(alpha, alpha); 0 switches CutMix off.
+        cutmix_minmax: Smallest and largest side of the box of CutMix, relative to the image, instead of `cutmix_alpha`.
         prob: Probability of mixing the batch, pair or image.
-        switch_prob: Probability of CutMix where both are on.
-        mode: Draw once per 'batch', for each 'pair' of images or for each image ('elem').
-        num_classes: Number of classes, needed for integer targets, which become one-hot.
-        seed: Seed of everything that is drawn.
+        switch_prob: Probability of CutMix if both are on.
+        mode: Draw once per 'batch', per 'pair' of images or per image ('elem').
+        num_classes: Number of classes, required for integer targets, which become one-hot.
+        seed: Seed of all draws.
         rank: Rank of this process, that of `torch.distributed` if None.
     """
     MODES = ('batch', 'pair', 'elem')
@@ -253,27 +259,17 @@ class Mixup(Mixer):
         super().__init__(num_classes, seed, rank)
         self.mixup_alpha = check_alpha('mixup_alpha', mixup_alpha, positive=False)
         self.cutmix_alpha = check_alpha('cutmix_alpha', cutmix_alpha, positive=False)
+        self.cutmix_minmax = None
         if cutmix_minmax is not None:
-            if len(cutmix_minmax) != 2 or not 0 <= cutmix_minmax[0] <= cutmix_minmax[1] <= 1:
-                raise UsageError(
-                    'Expected cutmix_minmax to be the smallest and the largest side, from 0 to 1, '
-                    f'but got {cutmix_minmax}.')
+            self.cutmix_minmax = check_sides('cutmix_minmax', cutmix_minmax)
             self.cutmix_alpha = self.cutmix_alpha or 1.
         if not self.mixup_alpha and not self.cutmix_alpha:
             raise UsageError('Expected mixup_alpha or cutmix_alpha above 0, or cutmix_minmax, but got none of them.')
-        if mode not in self.MODES:
-            raise UsageError(f'Expected mode to be one of {", ".join(self.MODES)}, but got {mode!r}.')
-        self.cutmix_minmax = None if cutmix_minmax is None else tuple(cutmix_minmax)
-        self.prob = _check_probability('prob', prob)
-        self.switch_prob = _check_probability('switch_prob', switch_prob)
-        self.mode = mode
+        self.prob = check_probability('prob', prob)
+        self.switch_prob = check_probability('switch_prob', switch_prob)
+        self.mode = check_choice('mode', mode, self.MODES)
 
     def plan(self, batch_size: int) -> PairPlan:
-        """ Draw how the next batch is mixed, and move on to the step after it.
-
-        Args:
-            batch_size: Number of images.
-        """
         generator = self._next_generator(batch_size)
         groups = {'batch': 1, 'pair': batch_size // 2, 'elem': batch_size}[self.mode]
         is_mixed = torch.rand(groups, generator=generator) < self.prob
@@ -284,30 +280,19 @@ class Mixup(Mixer):
         boxes = boxes * is_mixed.view(-1, 1)
         everything = torch.arange(batch_size)
         partners = everything.flip(0)
-        middle = batch_size // 2
-        if self.mode == 'pair':
-            blend = torch.cat([blend, blend.new_ones(1)])  # of the image in the middle
-            boxes = torch.cat([boxes, boxes.new_tensor([UNBOXED])])
+        if self.mode == 'pair':  # the image in the middle has no partner
+            blend = torch.cat([blend, blend.new_ones(1)])
+            boxes = torch.cat([boxes, boxes.new_zeros(1, 4)])
         elif batch_size % 2:
-            partners[middle] = 0
+            partners[batch_size // 2] = 0
         group = {'batch': torch.zeros_like(everything), 'pair': torch.minimum(everything, partners),
                  'elem': everything}[self.mode]
         return PairPlan(
             everything[:0], everything, partners, blend[group], boxes[group],
             inside=self.cutmix_minmax is not None, batch_size=batch_size)
 
-    def apply(self, images: torch.Tensor, targets: torch.Tensor, plan: PairPlan) -> tuple[torch.Tensor, torch.Tensor]:
-        """ Mix a batch as planned.
-
-        Args:
-            images: (B, C, H, W).
-            targets: (B, classes) multi-hot, soft or with -1 for unknown, or (B,) integer classes.
-            plan: What `plan(B)` returned.
-        """
-        return mix_pairs(images, targets, plan, num_classes=self.num_classes)
-
     def _draw(self, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw (count,) weights to blend with, 1 for CutMix, and (count, 4) boxes, empty for Mixup."""
+        """Draw (count,) weights for blending, 1 for CutMix, and (count, 4) boxes, 0 for Mixup."""
         switch_prob = self.switch_prob if self.mixup_alpha and self.cutmix_alpha else float(self.cutmix_alpha > 0)
         is_cutmix = torch.rand(count, generator=generator) < switch_prob
         places = torch.rand(count, 2, generator=generator).double()
@@ -324,20 +309,20 @@ class Mixup(Mixer):
 
 
 class SpliceWith(Mixup):
-    """ Append images of Mixup or CutMix to the batch, as SpliceMix appends grids.
+    """ Append images mixed by Mixup or CutMix to the batch, as SpliceMix appends grids.
 
     The paper's (32, 8) is a batch of 32 with a ratio of 0.25, its (20, 20) a batch of 20 with a ratio of 1. Each image
-    of the batch is mixed once, with another, before any is mixed twice.
+    of the batch is mixed once before any is mixed twice.
 
     Args:
         kind: 'mixup' or 'cutmix'.
-        ratio: Number of mixed images as a part of the batch size.
+        ratio: Number of mixed images as a fraction of the batch size.
         alpha: Weights or areas are drawn from Beta(alpha, alpha).
-        cutmix_minmax: Smallest and largest side of CutMix's box, as parts of the image's, instead of `alpha`.
-        prob: Probability of mixing a batch at all.
-        mode: Draw once per 'batch' or for each mixed image ('elem').
-        num_classes: Number of classes, needed for integer targets, which become one-hot.
-        seed: Seed of everything that is drawn.
+        cutmix_minmax: Smallest and largest side of the box of CutMix, relative to the image, instead of `alpha`.
+        prob: Probability of mixing a batch.
+        mode: Draw once per 'batch' or per mixed image ('elem').
+        num_classes: Number of classes, required for integer targets, which become one-hot.
+        seed: Seed of all draws.
         rank: Rank of this process, that of `torch.distributed` if None.
     """
     KINDS = ('mixup', 'cutmix')
@@ -355,8 +340,7 @@ class SpliceWith(Mixup):
             seed: int = 0,
             rank: Optional[int] = None,
     ):
-        if kind not in self.KINDS:
-            raise UsageError(f'Expected kind to be one of {", ".join(self.KINDS)}, but got {kind!r}.')
+        check_choice('kind', kind, self.KINDS)
         if kind == 'mixup' and cutmix_minmax is not None:
             raise UsageError(f"Expected cutmix_minmax with kind 'cutmix' only, but got {cutmix_minmax} with 'mixup'.")
         alpha = check_alpha('alpha', alpha)
@@ -367,11 +351,6 @@ class SpliceWith(Mixup):
         self.ratio = check_alpha('ratio', ratio)
 
     def plan(self, batch_size: int) -> PairPlan:
-        """ Draw how the next batch is mixed, and move on to the step after it.
-
-        Args:
-            batch_size: Number of regular images.
-        """
         generator = self._next_generator(batch_size)
         is_mixed = float(torch.rand((), generator=generator)) < self.prob
         count = int(self.ratio * batch_size + 1e-6)  # 0.29 * 100 is 29
@@ -381,28 +360,27 @@ class SpliceWith(Mixup):
         for _ in range(0, count, batch_size):
             order = torch.randperm(batch_size, generator=generator)
             images.append(order)
-            partners.append(order.roll(batch_size // 2))  # no image's partner is itself
-        groups = count if self.mode == 'elem' else 1
-        blend, boxes = self._draw(groups, generator)
+            partners.append(order.roll(batch_size // 2))  # no image is its own partner
+        blend, boxes = self._draw(count if self.mode == 'elem' else 1, generator)
         return PairPlan(
             torch.arange(batch_size), torch.cat(images)[:count], torch.cat(partners)[:count],
             blend.expand(count).clone(), boxes.expand(count, 4).clone(),
             inside=self.cutmix_minmax is not None, batch_size=batch_size)
 
 
-class ResizeMix(Mixer):
-    """ Show in a box of each image another image of the batch as a whole.
+class ResizeMix(PairMixer):
+    """ Show another image of the batch, resized, in a box of each image.
 
-    Box and order of the partners are drawn once per batch. The centre of the box is anywhere in the image; what the
-    borders leave of the box is what the partner is resized to, bilinearly with aligned corners.
+    The box and the order of the partners are drawn once per batch. The centre of the box is anywhere in the image; the
+    partner is resized to the part of the box inside the image, bilinearly with aligned corners.
 
     Args:
-        alpha: The box's side, as a part of the image's, is drawn from Beta(alpha, alpha) scaled to `scale`; the 1 of
-            the paper draws it uniformly.
+        alpha: The side of the box, relative to the image, is drawn from Beta(alpha, alpha) scaled to `scale`; the
+            paper's 1 is the uniform distribution.
         scale: Smallest and largest side.
         prob: Probability of mixing a batch.
-        num_classes: Number of classes, needed for integer targets, which become one-hot.
-        seed: Seed of everything that is drawn.
+        num_classes: Number of classes, required for integer targets, which become one-hot.
+        seed: Seed of all draws.
         rank: Rank of this process, that of `torch.distributed` if None.
     """
 
@@ -416,25 +394,18 @@ class ResizeMix(Mixer):
             rank: Optional[int] = None,
     ):
         super().__init__(num_classes, seed, rank)
-        if len(scale) != 2 or not 0 <= scale[0] <= scale[1] <= 1:
-            raise UsageError(f'Expected scale to be the smallest and the largest side, from 0 to 1, but got {scale}.')
         self.alpha = check_alpha('alpha', alpha)
-        self.scale = tuple(scale)
-        self.prob = _check_probability('prob', prob)
+        self.scale = check_sides('scale', scale)
+        self.prob = check_probability('prob', prob)
 
     def plan(self, batch_size: int) -> PairPlan:
-        """ Draw how the next batch is mixed, and move on to the step after it.
-
-        Args:
-            batch_size: Number of images.
-        """
         generator = self._next_generator(batch_size)
         is_mixed = float(torch.rand((), generator=generator)) < self.prob
         if not self.mixup_enabled or not is_mixed or batch_size == 1:
             return PairPlan.unmixed(batch_size)
         order = torch.randperm(batch_size, generator=generator)
         partners = torch.empty_like(order)
-        partners[order] = order.roll(1)  # one ring through all images: no image's partner is itself
+        partners[order] = order.roll(1)  # a single cycle through all images: no image is its own partner
         place = torch.rand(2, generator=generator).double()
         low, high = self.scale
         side = low + (high - low) * draw_beta(self.alpha, 1, generator)
@@ -443,13 +414,3 @@ class ResizeMix(Mixer):
         return PairPlan(
             everything[:0], everything, partners, torch.ones(batch_size, dtype=torch.float64), box, resized=True,
             batch_size=batch_size)
-
-    def apply(self, images: torch.Tensor, targets: torch.Tensor, plan: PairPlan) -> tuple[torch.Tensor, torch.Tensor]:
-        """ Mix a batch as planned.
-
-        Args:
-            images: (B, C, H, W).
-            targets: (B, classes) multi-hot, soft or with -1 for unknown, or (B,) integer classes.
-            plan: What `plan(B)` returned.
-        """
-        return mix_pairs(images, targets, plan, num_classes=self.num_classes)

@@ -1,7 +1,4 @@
-""" What is random about mixed images, as values: which image of the batch fills which cell
-
-Records and plans live on the CPU, so that nothing that is decided from them waits for a GPU.
-"""
+""" Which image of the batch fills which cell of mixed images, and how this is drawn """
 from collections import deque
 from dataclasses import dataclass
 from typing import Iterator, Optional, Sequence
@@ -14,12 +11,12 @@ from .grid import Grid
 
 @dataclass(frozen=True, eq=False)
 class SpliceRecord:
-    """ How M mixed images of one grid are made.
+    """ How M mixed images of one grid are composed; its tensors are on the CPU.
 
     Args:
-        grid: The grid as it is laid out, after a possible flip.
-        sources: (M, cells) int64, row-major: which image of the batch fills which cell.
-        dropped: (M, cells) bool: the cells that are left empty.
+        grid: The grid of the mixed images, after a possible flip.
+        sources: (M, cells) int64, row-major: index of the image that fills each cell.
+        dropped: (M, cells) bool: True for the cells that are left empty.
     """
     grid: Grid
     sources: torch.Tensor
@@ -37,26 +34,8 @@ class SpliceRecord:
         return len(self.sources)
 
 
-@dataclass(frozen=True, eq=False)
-class MixPlan:
-    """ Everything that is random about one mixed batch.
-
-    Args:
-        kept: (K,) int64, the regular images that stay in the batch, in their order.
-        records: The mixed images that follow them; () when the batch is not mixed.
-        batch_size: Number of images that the plan is for, None for any that has those it names.
-    """
-    kept: torch.Tensor
-    records: tuple[SpliceRecord, ...] = ()
-    batch_size: Optional[int] = None
-
-    @property
-    def num_mixed(self) -> int:
-        return sum(record.num_mixed for record in self.records)
-
-
 def draw_dropped(num_dropped: Sequence[int], cells: int, generator: Optional[torch.Generator]) -> torch.Tensor:
-    """Choose which cells of each mixed image are dropped: (M, cells) bool with num_dropped[m] true values in row m."""
+    """Draw the dropped cells of each mixed image: (M, cells) bool with num_dropped[m] true values in row m."""
     ranks = torch.rand(len(num_dropped), cells, generator=generator).argsort(dim=1).argsort(dim=1)  # (M, cells)
     return ranks < torch.tensor(num_dropped, dtype=torch.int64).view(-1, 1)
 
@@ -66,41 +45,40 @@ def _endless_permutations(batch_size: int, generator: Optional[torch.Generator])
         yield from torch.randperm(batch_size, generator=generator).tolist()
 
 
-def deal_sources(
+def draw_sources(
         batch_size: int,
         dropped: Sequence[torch.Tensor],
         generator: Optional[torch.Generator],
 ) -> list[torch.Tensor]:
-    """ Deal the images of the batch to the cells of all records.
+    """ Distribute the images of the batch over the cells of all records.
 
-    Every image is dealt once before any is dealt twice, and no mixed image gets the same one twice unless it has more
-    cells than the batch has images. The cells that are seen are served first, so that what is used up are images in
-    sight; a dropped cell gets an image only to have one.
+    Every image is used once before any is used twice, and no mixed image holds the same image twice unless it has more
+    cells than the batch has images. Visible cells are filled before dropped ones, so this holds for visible images too.
     """
     stream = _endless_permutations(batch_size, generator)
-    passed_over: deque[int] = deque()  # dealt from the stream but not fitting yet, to be used before anything new
+    postponed: deque[int] = deque()  # images of the stream that a mixed image held already; they are used first
 
-    def deal(in_use: set[int]) -> int:
+    def next_image(in_use: set[int]) -> int:
         if len(in_use) == batch_size:
             in_use.clear()
-        for position, image in enumerate(passed_over):
+        for position, image in enumerate(postponed):
             if image not in in_use:
-                del passed_over[position]
+                del postponed[position]
                 break
         else:
             image = next(stream)
             while image in in_use:
-                passed_over.append(image)
+                postponed.append(image)
                 image = next(stream)
         in_use.add(image)
         return image
 
     sources = [[[-1] * mask.shape[1] for _ in range(len(mask))] for mask in dropped]
     in_use = [[set() for _ in range(len(mask))] for mask in dropped]
-    for hidden in (False, True):
+    for is_dropped in (False, True):
         for record, mask in enumerate(dropped):
-            for row, col in (mask == hidden).nonzero().tolist():
-                sources[record][row][col] = deal(in_use[record][row])
+            for row, col in (mask == is_dropped).nonzero().tolist():
+                sources[record][row][col] = next_image(in_use[record][row])
     return [torch.tensor(s, dtype=torch.int64).view(mask.shape) for s, mask in zip(sources, dropped)]
 
 
@@ -112,17 +90,17 @@ def sample_record(
         *,
         generator: Optional[torch.Generator] = None,
 ) -> SpliceRecord:
-    """ Draw which images of a batch fill which cells of `num_mixed` mixed images.
+    """ Draw which images of a batch fill the cells of `num_mixed` mixed images.
 
     Args:
         batch_size: Number of images to draw from.
-        grid: Layout of every mixed image.
+        grid: Grid of every mixed image.
         num_mixed: Number of mixed images.
-        num_dropped: Number of cells dropped from each of them, at places drawn for each.
-        generator: Source of randomness, torch's default one if None.
+        num_dropped: Number of dropped cells of each mixed image; their places are drawn for each image.
+        generator: Random generator, torch's default one if None.
 
     Returns:
-        The record to be given to `splice`.
+        The record for `splice`.
     """
     if batch_size < 1:
         raise UsageError(f'Expected a batch of at least one image, but got batch_size={batch_size}.')
@@ -131,5 +109,5 @@ def sample_record(
     if not 0 <= num_dropped < grid.cells:
         raise UsageError(f'Expected num_dropped from 0 to {grid.cells - 1} for a {grid} grid, but got {num_dropped}.')
     dropped = draw_dropped([num_dropped] * num_mixed, grid.cells, generator)
-    sources, = deal_sources(batch_size, [dropped], generator)
+    sources, = draw_sources(batch_size, [dropped], generator)
     return SpliceRecord(grid, sources, dropped)

@@ -1,25 +1,23 @@
-""" RecursiveMix: the mixed batch of the step before, made smaller, in a box """
+""" RecursiveMix: show the previous mixed batch, resized, in a box """
 from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
+from torchvision.ops import roi_align
 
 from ..errors import UsageError
-from .base import Mixer, check_alpha, distributed_rank
-from .pairs import PairPlan, mix_pairs
-from .splicemix import _check_probability
-
-__all__ = ['RecursiveMix', 'RecursivePlan', 'Remembered']
+from .base import Batch, check_alpha, check_probability, distributed_rank
+from .pairs import PairMixer, PairPlan, mix_pairs
 
 
 @dataclass(frozen=True, eq=False)
-class Remembered:
-    """ What a step leaves to the next one.
+class PreviousBatch:
+    """ A mixed batch, as the next step uses it.
 
     Args:
         images: (P, C, H, W), mixed.
         targets: (P, classes), mixed.
-        logits: (P, classes), what the model said about them.
+        logits: (P, classes), the model's logits of the images.
     """
     images: torch.Tensor
     targets: torch.Tensor
@@ -28,45 +26,67 @@ class Remembered:
 
 @dataclass(frozen=True, eq=False)
 class RecursivePlan(PairPlan):
-    """ A plan whose partners are those of the step before.
+    """ A plan whose partners are images of the previous batch.
+
+    The part of each image that consistency learning predicts is the box. Its teacher is the logits of the previous
+    step, and its weight is the area of the box relative to the image.
 
     Args:
-        previous: What is pasted, None if nothing is.
+        previous: The previous batch, None if nothing is mixed.
     """
-    previous: Optional[Remembered] = None
+    previous: Optional[PreviousBatch] = None
+
+    @property
+    def num_parts(self) -> int:
+        return self.num_mixed
 
     def relative_box(self, height: int, width: int) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom of the box that is pasted into images of a size, each from 0 to 1."""
+        """Left, top, right and bottom of the box in images of this size, each from 0 to 1."""
         top, bottom, left, right = self.pixel_boxes(height, width)[0].tolist()
         return left / width, top / height, right / width, bottom / height
 
-    def partner_logits(self) -> torch.Tensor:
-        """(N, classes): what the model said about the image in the box, a step before."""
-        logits = self.previous.logits
-        return logits.index_select(0, self.partners.to(logits.device, non_blocking=True))
+    def parts(self, maps: torch.Tensor, image_size: tuple[int, int]) -> list[tuple[slice, torch.Tensor]]:
+        """The box of each feature map, resampled to the size of the map."""
+        height, width = maps.shape[2:]
+        left, top, right, bottom = self.relative_box(*image_size)
+        corners = torch.tensor([left * width, top * height, right * width, bottom * height])
+        rois = torch.cat([torch.arange(len(maps)).view(-1, 1).float(), corners.expand(len(maps), 4)], dim=1)
+        rois = rois.to(maps.device, non_blocking=True)
+        with torch.autocast(maps.device.type, enabled=False):  # half precision can't represent all row numbers
+            boxes = roi_align(maps.float(), rois, (height, width), aligned=True).to(maps.dtype)
+        return [(slice(None), boxes)]
+
+    def teachers(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits of the previous step for the image in each box."""
+        previous = self.previous.logits
+        picked = previous.index_select(0, self.partners.to(previous.device, non_blocking=True))
+        return picked.to(logits.device)  # after resuming, the previous batch is on the CPU
+
+    def parts_weight(self, image_size: tuple[int, int]) -> float:
+        left, top, right, bottom = self.relative_box(*image_size)
+        return (right - left) * (bottom - top)
+
+    def captions(self) -> list[str]:
+        return [caption.replace('+ #', '+ previous #') for caption in super().captions()]
 
 
-class RecursiveMix(Mixer):
-    """ Show in a box of each image the mixed image of the step before as a whole.
+class RecursiveMix(PairMixer):
+    """ Show the mixed image of the previous step, resized, in a box of each image.
 
         plan = mixer.plan(len(images))
         images, targets = mixer.apply(images, targets, plan)
         logits = model(images)
         mixer.remember(images, targets, logits)
 
-    The term for consistency compares what the model says about the box of its feature map, `plan.relative_box`, with
-    `plan.partner_logits()`, and is weighted by the box's part of the image, 1 - `plan.weights`; there is none if
-    `plan.previous` is None.
-
-    The first batch of an epoch is left as it is. Image i is mixed with image i of the batch before; if there are fewer
-    of those, they are used again. What is remembered is part of the state, as a run continued in the middle of an epoch
-    needs it; it belongs to one process, so each has to save its own.
+    The first batch of an epoch is not mixed. Image i is mixed with image i of the previous batch, modulo its size. The
+    previous batch is part of the state, since a run that resumes in the middle of an epoch needs it. It belongs to one
+    process, so each process has to save its own.
 
     Args:
-        alpha: The box's part of the image's area is drawn uniformly from 0 to alpha.
+        alpha: The area of the box, relative to the image, is drawn uniformly from 0 to alpha.
         prob: Probability of mixing a batch.
-        num_classes: Number of classes, needed for integer targets, which become one-hot.
-        seed: Seed of everything that is drawn.
+        num_classes: Number of classes, required for integer targets, which become one-hot.
+        seed: Seed of all draws.
         rank: Rank of this process, that of `torch.distributed` if None.
     """
 
@@ -82,49 +102,11 @@ class RecursiveMix(Mixer):
         if check_alpha('alpha', alpha) > 1:
             raise UsageError(f'Expected alpha to be a part of the area, at most 1, but got {alpha}.')
         self.alpha = float(alpha)
-        self.prob = _check_probability('prob', prob)
-        self._previous: Optional[Remembered] = None
-        self._previous_place = (0, 0)  # epoch, and the step that may use it first
-
-    def remember(self, images: torch.Tensor, targets: torch.Tensor, logits: torch.Tensor) -> None:
-        """ Keep a batch for the step after it.
-
-        Args:
-            images: (B, C, H, W), as `apply` returned them, not to be changed later.
-            targets: (B, classes), as `apply` returned them.
-            logits: (B, classes), what the model said about them.
-        """
-        if not len(images) == len(targets) == len(logits):
-            raise UsageError(
-                f'Expected as many targets and logits as images, but got {len(targets)} targets and {len(logits)} '
-                f'logits for {len(images)} images.')
-        self._previous = Remembered(images.detach(), targets.detach(), logits.detach())
-        self._previous_place = (self._epoch, self._step)
-
-    def set_step(self, epoch: int, step: int) -> None:
-        """Say which batch of which epoch is next; one that is not after what is remembered starts anew."""
-        super().set_step(epoch, step)
-        if epoch != self._previous_place[0] or step < self._previous_place[1]:
-            self._previous = None
-
-    def state_dict(self) -> dict[str, Any]:
-        previous = None if self._previous is None else dict(vars(self._previous))
-        return {**super().state_dict(), 'previous': previous, 'previous_place': self._previous_place,
-                'rank': distributed_rank(self.rank)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state; what another process remembers is left out."""
-        is_own = state['rank'] == distributed_rank(self.rank)
-        self._previous = Remembered(**state['previous']) if state['previous'] and is_own else None
-        self._previous_place = tuple(state['previous_place'])
-        super().load_state_dict(state)
+        self.prob = check_probability('prob', prob)
+        self._previous: Optional[PreviousBatch] = None
+        self._previous_place = (0, 0)  # epoch, and the first step that may use it
 
     def plan(self, batch_size: int) -> RecursivePlan:
-        """ Draw how the next batch is mixed, and move on to the step after it.
-
-        Args:
-            batch_size: Number of images.
-        """
         generator = self._next_generator(batch_size)
         is_mixed, area, *place = torch.rand(4, generator=generator).tolist()
         if not self.mixup_enabled or is_mixed >= self.prob or self._previous is None:
@@ -137,22 +119,46 @@ class RecursiveMix(Mixer):
             torch.tensor([[side, side, *place]], dtype=torch.float64).expand(batch_size, 4),
             resized=True, batch_size=batch_size, previous=self._previous)
 
-    def apply(
-            self,
-            images: torch.Tensor,
-            targets: torch.Tensor,
-            plan: RecursivePlan,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """ Mix a batch as planned.
-
-        Args:
-            images: (B, C, H, W).
-            targets: (B, classes) multi-hot, soft or with -1 for unknown, or (B,) integer classes.
-            plan: What `plan(B)` returned.
-        """
+    def apply(self, images: torch.Tensor, targets: torch.Tensor, plan: RecursivePlan) -> Batch:
         others = None
         if plan.previous is not None:
             others = (
                 plan.previous.images.to(images.device, images.dtype, non_blocking=True),
                 plan.previous.targets.to(images.device, non_blocking=True))
         return mix_pairs(images, targets, plan, others, self.num_classes)
+
+    def remember(self, images: torch.Tensor, targets: torch.Tensor, logits: torch.Tensor) -> None:
+        """ Keep a batch for the next step.
+
+        Args:
+            images: (B, C, H, W), as returned by `apply`; they must not be changed later.
+            targets: (B, classes), as returned by `apply`.
+            logits: (B, classes), the model's logits of the images.
+        """
+        if not len(images) == len(targets) == len(logits):
+            raise UsageError(
+                f'Expected as many targets and logits as images, but got {len(targets)} targets and {len(logits)} '
+                f'logits for {len(images)} images.')
+        self._previous = PreviousBatch(images.detach(), targets.detach(), logits.detach())
+        self._previous_place = (self._epoch, self._step)
+
+    def check_consistency(self) -> None:
+        """Every plan supports consistency learning."""
+
+    def set_step(self, epoch: int, step: int) -> None:
+        """Set the epoch and step of the next batch; a previous batch that doesn't precede it is discarded."""
+        super().set_step(epoch, step)
+        if epoch != self._previous_place[0] or step < self._previous_place[1]:
+            self._previous = None
+
+    def state_dict(self) -> dict[str, Any]:
+        previous = None if self._previous is None else dict(vars(self._previous))
+        return {**super().state_dict(), 'previous': previous, 'previous_place': self._previous_place,
+                'rank': distributed_rank(self.rank)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state; the previous batch of another process is not used."""
+        is_own = state['rank'] == distributed_rank(self.rank)
+        self._previous = PreviousBatch(**state['previous']) if state['previous'] and is_own else None
+        self._previous_place = tuple(state['previous_place'])
+        super().load_state_dict(state)

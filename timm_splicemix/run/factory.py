@@ -42,44 +42,61 @@ from ..models import (
 from .checkpoint import read_tensors
 
 
+def _create_splicemix(args: argparse.Namespace, **kwargs: Any) -> Mixer:
+    return SpliceMix(**splicemix_kwargs(args), **kwargs)
+
+
+def _create_mixup(args: argparse.Namespace, **kwargs: Any) -> Mixer:
+    return Mixup(
+        args.mixup, args.cutmix, args.cutmix_minmax or None, args.mixup_prob, args.mixup_switch_prob, args.mixup_mode,
+        **kwargs)
+
+
+def _create_resizemix(args: argparse.Namespace, **kwargs: Any) -> Mixer:
+    return ResizeMix(args.resizemix, prob=args.mixup_prob, **kwargs)
+
+
+def _create_recursivemix(args: argparse.Namespace, **kwargs: Any) -> Mixer:
+    return RecursiveMix(args.recursivemix, args.mixup_prob, **kwargs)
+
+
+def _create_splice_with(args: argparse.Namespace, **kwargs: Any) -> Mixer:
+    alpha = args.mixup if args.splice_with == 'mixup' else args.cutmix
+    return SpliceWith(
+        args.splice_with, args.splice_with_ratio, alpha or 1., args.cutmix_minmax or None, args.mixup_prob,
+        args.mixup_mode, **kwargs)
+
+
+# Each flag that selects a mixer, and the function that creates it.
+_MIXERS = {
+    '--splicemix-grids': _create_splicemix,
+    '--mixup': _create_mixup,
+    '--cutmix': _create_mixup,
+    '--cutmix-minmax': _create_mixup,
+    '--resizemix': _create_resizemix,
+    '--recursivemix': _create_recursivemix,
+    '--splice-with': _create_splice_with,
+}
+
+
 def create_mixer(args: argparse.Namespace, num_classes: Optional[int] = None, seed: int = 0) -> Optional[Mixer]:
-    """ Create the mixer that the flags ask for.
+    """ Create the mixer that the flags select.
 
     Args:
         args: Flags of `add_mixer_args`, of `add_splicemix_args` and timm's of Mixup.
-        num_classes: Number of classes, needed for integer targets.
-        seed: Seed of everything that is drawn.
+        num_classes: Number of classes, required for integer targets.
+        seed: Seed of all draws.
 
     Returns:
-        The mixer, None if no flag asks for one.
+        The mixer, None if no flag selects one.
     """
-    has_cutmix = bool(args.cutmix or args.cutmix_minmax)
-    asked = {
-        '--splicemix-grids': bool(args.splicemix_grids),
-        '--mixup': bool(args.mixup) and args.splice_with != 'mixup',
-        '--cutmix-minmax' if args.cutmix_minmax else '--cutmix': has_cutmix and args.splice_with != 'cutmix',
-        '--resizemix': bool(args.resizemix),
-        '--recursivemix': bool(args.recursivemix),
-        '--splice-with': bool(args.splice_with),
-    }
-    ways = [flag for flag, is_asked in asked.items() if is_asked]
-    if len(ways) > 1 and not {flag.removesuffix('-minmax') for flag in ways} <= {'--mixup', '--cutmix'}:
-        raise UsageError(f'Expected one way of mixing, but got {" and ".join(ways)}: leave out all but one.')
-    if not ways:
-        return None
-    common = {'num_classes': num_classes, 'seed': seed}
-    if args.splicemix_grids:
-        return SpliceMix(**splicemix_kwargs(args), **common)
-    common['prob'] = args.mixup_prob
-    if args.resizemix:
-        return ResizeMix(args.resizemix, **common)
-    if args.recursivemix:
-        return RecursiveMix(args.recursivemix, **common)
-    common.update(mode=args.mixup_mode, cutmix_minmax=args.cutmix_minmax or None)
-    if args.splice_with:
-        alpha = args.mixup if args.splice_with == 'mixup' else args.cutmix
-        return SpliceWith(args.splice_with, args.splice_with_ratio, alpha or 1., **common)
-    return Mixup(args.mixup, args.cutmix, switch_prob=args.mixup_switch_prob, **common)
+    selected = [flag for flag in _MIXERS if getattr(args, flag[2:].replace('-', '_'))]
+    if args.splice_with:  # these set its parameters
+        selected = [flag for flag in selected if not flag.startswith(f'--{args.splice_with}')]
+    makers = {_MIXERS[flag] for flag in selected}
+    if len(makers) > 1:
+        raise UsageError(f'Expected one way of mixing, but got {" and ".join(selected)}: leave out all but one.')
+    return makers.pop()(args, num_classes=num_classes, seed=seed) if makers else None
 
 
 def create_dataset_from_flags(
