@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.helpers import raises_error, rng
-from timm_splicemix.loss import UnionCrossEntropy, union_cross_entropy
+from timm_splicemix.loss import MultilabelLoss, union_cross_entropy
 
 
 def make_logits(dtype=torch.float64):
@@ -63,8 +63,9 @@ def test_half_precision_and_extreme_logits_stay_finite():
 def test_the_module_is_the_function():
     logits, targets = make_logits(), torch.arange(5).repeat(6, 1) % 2
     targets[:, 0] = 1
-    assert torch.equal(UnionCrossEntropy(0.2)(logits, targets), union_cross_entropy(logits, targets, 0.2))
-    assert not UnionCrossEntropy().state_dict()
+    loss = MultilabelLoss(union_cross_entropy, smoothing=0.2)
+    assert torch.equal(loss(logits, targets), union_cross_entropy(logits, targets, 0.2))
+    assert not loss.state_dict() and repr(loss) == 'MultilabelLoss(union_cross_entropy, smoothing=0.2)'
 
 
 @pytest.mark.parametrize('smoothing', [-0.1, 1., 2.])
@@ -72,4 +73,4 @@ def test_bad_smoothing_is_refused(smoothing):
     with raises_error(f'Expected smoothing from 0 to below 1, but got {smoothing}'):
         union_cross_entropy(torch.zeros(2, 3), torch.zeros(2), smoothing)
     with raises_error('Expected smoothing'):
-        UnionCrossEntropy(smoothing)(torch.zeros(2, 3), torch.zeros(2))
+        MultilabelLoss(union_cross_entropy, smoothing=smoothing)

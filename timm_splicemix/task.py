@@ -157,7 +157,7 @@ class SpliceMixTask(TrainingTask):
             if input_size is not None:
                 self.trainable_module.feature_map = check_consistency(model, input_size)
         if self.verbose:
-            loss_name = getattr(criterion, '__name__', None) or type(criterion).__name__
+            loss_name = getattr(criterion, 'name', None) or getattr(criterion, '__name__', type(criterion).__name__)
             consistency = f', consistency weight {consistency_weight:g}' if consistency_weight else ''
             _logger.info(f'{type(self).__name__}: {loss_name}, {mixer or "no mixing"}{consistency}')
 

@@ -1,115 +1,109 @@
-""" Multi-label losses by name
-
-All take logits (N, C) and targets (N, C) of 1, 0, soft values between them, or -1 for unknown. They are computed from
-logits in float32 (float64 if given), with and without autocast, and stay finite for logits of any size that float16
-has, as do their gradients. An unknown target has no loss and is no part of the mean, except in 'an', 'wan' and 'p-asl',
-which take it, or some of it, as negative. Nothing is decided from values, so a GPU is never waited for.
-
-All reduce by 'mean' over all entries unless told otherwise, so that a learning rate carries over from one loss to
-another. The code of ASL, Hill, SPLC and P-ASL has the 'sum', which is N * C times as large without unknown targets;
-'batchmean', the sum over classes averaged over images, is C times as large.
-"""
+""" Multi-label losses by name, and the module that binds a loss to its parameters """
 import inspect
-from typing import Any, Optional
+from typing import Any, Callable, Optional, Union
 
 import torch
+from torch import nn
 
 from ..errors import UsageError
-from .bce import (
-    AssumeNegativeLoss,
-    BinaryCrossEntropy,
-    SmoothedBinaryCrossEntropy,
-    WeakNegativeLoss,
+from .functional import (
     assume_negative_loss,
-    binary_cross_entropy,
-    smoothed_binary_cross_entropy,
-    weak_negative_loss,
-)
-from .focusing import (
-    AsymmetricLoss,
-    FocalLoss,
-    HillLoss,
-    SplcLoss,
     asymmetric_loss,
+    binary_cross_entropy,
     focal_loss,
     hill_loss,
+    partial_asymmetric_loss,
+    smoothed_binary_cross_entropy,
     splc_loss,
+    weak_negative_loss,
 )
-from .partial import PARTIAL, PartialAsymmetricLoss, partial_asymmetric_loss
-from .terms import REDUCTIONS, MultilabelLoss
 
-__all__ = [
-    'LOSSES',
-    'PARTIAL',
-    'REDUCTIONS',
-    'AssumeNegativeLoss',
-    'AsymmetricLoss',
-    'BinaryCrossEntropy',
-    'FocalLoss',
-    'HillLoss',
-    'MultilabelLoss',
-    'PartialAsymmetricLoss',
-    'SmoothedBinaryCrossEntropy',
-    'SplcLoss',
-    'WeakNegativeLoss',
-    'assume_negative_loss',
-    'asymmetric_loss',
-    'binary_cross_entropy',
-    'create_loss',
-    'focal_loss',
-    'hill_loss',
-    'loss_parameters',
-    'partial_asymmetric_loss',
-    'positive_weights',
-    'smoothed_binary_cross_entropy',
-    'splc_loss',
-    'weak_negative_loss',
-]
+LossFunction = Callable[..., torch.Tensor]
 
-LOSSES: dict[str, type[MultilabelLoss]] = {
-    'bce': BinaryCrossEntropy,
-    'bce-ls': SmoothedBinaryCrossEntropy,
-    'focal': FocalLoss,
-    'asl': AsymmetricLoss,
-    'hill': HillLoss,
-    'splc': SplcLoss,
-    'an': AssumeNegativeLoss,
-    'wan': WeakNegativeLoss,
-    'p-asl': PartialAsymmetricLoss,
+LOSSES: dict[str, LossFunction] = {
+    'bce': binary_cross_entropy,
+    'bce-ls': smoothed_binary_cross_entropy,
+    'focal': focal_loss,
+    'asl': asymmetric_loss,
+    'hill': hill_loss,
+    'splc': splc_loss,
+    'an': assume_negative_loss,
+    'wan': weak_negative_loss,
+    'p-asl': partial_asymmetric_loss,
 }
 
 
-def loss_parameters(name: str) -> dict[str, Any]:
-    """ Look up the parameters of a loss.
+def _signature(loss: Union[str, LossFunction]) -> dict[str, Any]:
+    """The parameters of a loss with their defaults, including the epoch."""
+    if isinstance(loss, str) and loss not in LOSSES:
+        raise UsageError(f"Expected a loss among {', '.join(LOSSES)}, but got '{loss}'.")
+    parameters = list(inspect.signature(LOSSES.get(loss, loss)).parameters.values())[2:]  # after logits and targets
+    return {parameter.name: parameter.default for parameter in parameters}
+
+
+def loss_parameters(loss: Union[str, LossFunction]) -> dict[str, Any]:
+    """ The parameters of a loss and their defaults, apart from the epoch, which `MultilabelLoss.set_epoch` sets.
 
     Args:
-        name: A name of `LOSSES`.
-
-    Returns:
-        The default of each parameter.
+        loss: A name in `LOSSES`, or a function of logits, targets and parameters.
     """
-    if name not in LOSSES:
-        raise UsageError(f"Expected a loss among {', '.join(LOSSES)}, but got '{name}'.")
-    parameters = inspect.signature(LOSSES[name]).parameters
-    return {parameter.name: parameter.default for parameter in parameters.values()}
+    return {name: default for name, default in _signature(loss).items() if name != 'epoch'}
+
+
+class MultilabelLoss(nn.Module):
+    """ A loss with its parameters, which are checked when the loss is created.
+
+    Tensor parameters are buffers, so they follow the module to its device. They are not part of the state dict.
+
+    Args:
+        loss: A name in `LOSSES`, or a function of logits, targets and parameters.
+        num_classes: If given, per-class parameters are checked against it.
+        **parameters: Parameters of the loss.
+    """
+
+    def __init__(self, loss: Union[str, LossFunction], num_classes: Optional[int] = None, **parameters: Any):
+        super().__init__()
+        known = loss_parameters(loss)
+        self.function = LOSSES.get(loss, loss)
+        self.name = loss if isinstance(loss, str) else loss.__name__
+        unknown = [name for name in parameters if name not in known]
+        if unknown:
+            raise UsageError(
+                f"Expected parameters of loss '{self.name}' ({', '.join(known)}), but got {', '.join(unknown)}.")
+        self.settings = {**_signature(loss), **parameters}
+        for name, value in parameters.items():
+            if isinstance(value, torch.Tensor):
+                if not (value.isfinite() & (value >= 0)).all():
+                    raise UsageError(f'Expected {name} to be finite and not negative, but got {value.tolist()}.')
+                self.register_buffer(name, self.settings.pop(name), persistent=False)
+        if num_classes is None:
+            num_classes = next((len(buffer) for buffer in self.buffers() if buffer.ndim), 1)
+        # Wrong parameters are found by a call now, and not in the first step.
+        values = torch.zeros(1, num_classes, device=next((buffer.device for buffer in self.buffers()), None))
+        self(values, values)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of a loss that depends on it; call this at the start of each epoch and after resuming."""
+        if 'epoch' in self.settings:
+            self.settings['epoch'] = epoch
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.function(logits, targets, **self.settings, **dict(self.named_buffers()))
+
+    def extra_repr(self) -> str:
+        values = {**self.settings, **{name: f'<{buffer.numel()}>' for name, buffer in self.named_buffers()}}
+        return ', '.join([self.name, *(f'{name}={value}' for name, value in values.items())])
 
 
 def create_loss(name: str, num_classes: Optional[int] = None, **kwargs: Any) -> MultilabelLoss:
     """ Create a loss by name.
 
     Args:
-        name: 'bce', 'bce-ls', 'focal', 'asl', 'hill', 'splc', 'an', 'wan' or 'p-asl'.
-        num_classes: If given, parameters that have a value for each class are checked against it.
-        kwargs: Parameters of the loss.
+        name: A name in `LOSSES`.
+        num_classes: If given, per-class parameters are checked against it.
+        **kwargs: Parameters of the loss.
     """
-    known = loss_parameters(name)
-    others = [key for key in kwargs if key not in known]
-    if others:
-        raise UsageError(f"Expected parameters of loss '{name}' ({', '.join(known)}), but got {', '.join(others)}.")
-    loss = LOSSES[name](**kwargs)
-    if num_classes is not None:
-        loss.check(num_classes)
-    return loss
+    return MultilabelLoss(name, num_classes, **kwargs)
 
 
 def positive_weights(
@@ -118,15 +112,15 @@ def positive_weights(
         *,
         max_weight: float = 100.,
 ) -> torch.Tensor:
-    """ Weigh positives so that in each class they count as much as negatives: negatives / positives.
+    """ Weights negatives / positives of each class, which balance its positives and negatives.
 
-    A class without positives, or without negatives, is taken to have one.
+    A class without positives, or without negatives, is treated as if it had one.
 
     Args:
-        targets: (N, C) of values between 0 and 1, or -1 for unknown, which counts as neither; or (C,), how many images
-            have each class.
-        num_images: How many images there are, with (C,) counts only.
-        max_weight: Largest weight, and 1 / max_weight the smallest, so that a rare class doesn't rule the gradient.
+        targets: (N, C) of values between 0 and 1, or -1 for unknown, which counts as neither; or (C,), the number of
+            images with each class.
+        num_images: Number of images, with (C,) counts only.
+        max_weight: The weights are limited to [1 / max_weight, max_weight], so that rare classes don't dominate.
 
     Returns:
         (C,) float32, for `pos_weight`.

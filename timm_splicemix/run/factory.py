@@ -1,6 +1,7 @@
 """ From flags to the parts of a run: data sets, model, loss """
 import argparse
 import math
+from pathlib import Path
 from typing import Any, Optional, Sequence
 
 import torch
@@ -17,10 +18,11 @@ from ..args.splicemix import splicemix_kwargs
 from ..data import MultiLabelDataset, check_same_classes, create_dataset
 from ..errors import UsageError
 from ..loss import (
-    UnionCrossEntropy,
+    MultilabelLoss,
     create_loss,
     loss_parameters,
     positive_weights,
+    union_cross_entropy,
 )
 from ..metrics import AccuracyMeter, MultilabelMeter
 from ..mix import (
@@ -340,16 +342,9 @@ def create_criterion(
         num_classes: int,
         dataset: torch.utils.data.Dataset,
 ) -> nn.Module:
-    """ The loss that the flags name.
-
-    Args:
-        args: Flags.
-        multi_label: Whether an image has any number of classes.
-        num_classes: Number of classes.
-        dataset: Training set.
-    """
+    """Create the loss that the flags select."""
     if uses_softmax(args, multi_label):
-        return UnionCrossEntropy(args.smoothing)
+        return MultilabelLoss(union_cross_entropy, smoothing=args.smoothing)
     name = args.loss or 'bce'
     kwargs = loss_kwargs(args, name)
     if name == 'bce':
@@ -414,9 +409,12 @@ def dataset_kwargs(args: argparse.Namespace, is_training: bool) -> dict[str, Any
 
 
 def _read_prior(path: str) -> torch.Tensor:
-    """The last field of each line, as a number; the first line may be a header."""
-    with open(path, encoding='utf-8') as file:
-        fields = [line.rsplit(',', 1)[-1].strip() for line in file if line.strip()]
+    """Read the number in the last field of each line; the first line may be a header."""
+    try:
+        lines = Path(path).read_text(encoding='utf-8').splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f'Cannot read --loss-prior {path}: {error}') from error
+    fields = [line.rsplit(',', 1)[-1].strip() for line in lines if line.strip()]
     values = []
     for index, field in enumerate(fields):
         try:
@@ -433,13 +431,13 @@ def _read_prior(path: str) -> torch.Tensor:
 
 
 def loss_kwargs(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    """ Turn the flags of `add_loss_args` into arguments of `create_loss`, those that were given only.
+    """ Convert the given flags of `add_loss_args` to parameters of `create_loss`.
 
-    With --class-weights auto the caller has to add pos_weight, as it depends on the data.
+    With --class-weights auto the caller has to add pos_weight, which depends on the data.
 
     Args:
-        args: What the parser returned.
-        name: Name of the loss, whose parameters they have to be.
+        args: Parsed flags.
+        name: Name of the loss.
     """
     known = loss_parameters(name)
     given = {parameter: getattr(args, f'loss_{parameter}') for parameter in _PARAMETERS}
