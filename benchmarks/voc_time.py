@@ -13,10 +13,10 @@ from tqdm import tqdm
 from voc_arms import Arm, Recipe, seed_flags
 
 from timm_splicemix.args import map_defaults
-from timm_splicemix.run.engine import train_one_epoch
-from timm_splicemix.run.factory import set_training
+from timm_splicemix.run.engine import Epoch, Hooks, train_one_epoch
 from timm_splicemix.run.machine import set_up_device
-from timm_splicemix.train import Run, build_parser, parse_args
+from timm_splicemix.run.model import set_training
+from timm_splicemix.train import build_parser, create_run, parse_args
 
 TIMES = 'times.json'
 BATCHES = 4  # of one measurement: all grids come, and the order of arms changes often
@@ -35,15 +35,20 @@ def make_measurement(arm: Arm, recipe: Recipe, flags: Sequence[str], output: str
         *recipe.flags(), *arm.flags, *seed_flags(arm, 0), *flags, '--output', output, '--experiment', arm.name])
     settings = dict(vars(args))
     map_defaults(args, given)
-    run = Run(args, given, settings, set_up_device(args))
+    run = create_run(args, given, settings, set_up_device(args))
+    run.step.is_primary = False  # no log lines
+
+    class SetStep(Hooks):
+        def before_batch(self, batch: int, images: torch.Tensor, targets: torch.Tensor) -> None:
+            run.task.set_step(run.epoch, batch)
 
     def measure(index: int) -> float:
         set_training(run.task, run.frozen, args.freeze_bn)
+        run.epoch = index
         run.task.set_epoch(index)
         started = time.perf_counter()
         train_one_epoch(
-            run.task, run.train_loader, run.optimizer, run.step, index, BATCHES, scheduler=None, is_primary=False,
-            before_batch=lambda batch, *_: run.task.set_step(index, batch))
+            run.task, run.train_loader, run.optimizer, run.step, Epoch(index, BATCHES), hooks=SetStep())
         return time.perf_counter() - started
 
     return measure

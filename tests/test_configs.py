@@ -119,7 +119,7 @@ def train(tmp_path_factory):
     """Run a config for two steps on stand-ins of its data and model; returns its folder, and its row of the summary."""
     root = tmp_path_factory.mktemp('configs')
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr('timm_splicemix.train.draw_curves', lambda *args, **kwargs: None)
+    monkeypatch.setattr('timm_splicemix.run.trainer.draw_curves', lambda *args, **kwargs: None)
     for name, write in (('coco', write_coco), ('voc', write_voc), ('imagenet', write_folders)):
         (root / name).mkdir()
         write(root / name)

@@ -17,12 +17,14 @@ from timm_splicemix.metrics import AccuracyMeter, multilabel_metrics
 from timm_splicemix.mix import SpliceMix
 from timm_splicemix.run import progress
 from timm_splicemix.run.engine import (
+    Epoch,
+    Hooks,
     Step,
     StopTraining,
+    evaluate,
     loader_length,
     train_one_epoch,
 )
-from timm_splicemix.run.evaluate import evaluate
 from timm_splicemix.run.factory import create_meter
 from timm_splicemix.run.progress import LossMeter
 from timm_splicemix.task import SpliceMixTask
@@ -67,10 +69,19 @@ def make_task(mixer=None, criterion=BCE, model=None):
     return SpliceMixTask(model or make_model(), criterion, mixer, verbose=False)
 
 
-def train(task, loader=None, epoch=0, num_batches=6, optimizer=None, step=None, **kwargs):
+def make_hooks(**methods):
+    """Hooks with some methods replaced, such as `before_batch`."""
+    hooks = Hooks()
+    vars(hooks).update(methods)
+    return hooks
+
+
+def train(task, loader=None, epoch=0, num_batches=6, start_batch=0, losses=None, optimizer=None, step=None,
+          scheduler=None, **hooks):
     optimizer = optimizer or torch.optim.SGD(task.parameters(), lr=0.1)
     return train_one_epoch(
-        task, loader or make_loader(), optimizer, step or Step(CPU), epoch, num_batches, **kwargs)
+        task, loader or make_loader(), optimizer, step or Step(CPU), Epoch(epoch, num_batches, start_batch, losses),
+        scheduler, make_hooks(**hooks))
 
 
 def weights(task):
@@ -238,15 +249,15 @@ def test_an_epoch_continues_where_it_was_left():
         return task, torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)
 
     def run(task, optimizer, **kwargs):
-        return train(task, make_loader(), 1, 6, optimizer, Step(CPU, accumulate=2),
+        return train(task, epoch=1, optimizer=optimizer, step=Step(CPU, accumulate=2),
                      before_batch=lambda batch, *_: task.set_step(1, batch), **kwargs)
 
     task, optimizer = new()
     whole, losses = run(task, optimizer), []
     expected = weights(task)
 
-    def leave(done, averages, check):
-        losses.append(averages.state_dict())
+    def leave(done, meter, finite):
+        losses.append(meter.state_dict())
         if done == 4:
             raise StopTraining
 
@@ -256,10 +267,10 @@ def test_an_epoch_continues_where_it_was_left():
     again, new_optimizer = new()
     again.load_checkpoint_state(task.get_checkpoint_state()['state_dict'])
     new_optimizer.load_state_dict(optimizer.state_dict())
-    averages = LossMeter(CPU)
-    averages.load_state_dict(losses[-1])
+    meter = LossMeter(CPU)
+    meter.load_state_dict(losses[-1])
     assert losses[-1]['count'] == 16
-    assert run(again, new_optimizer, start_batch=4, averages=averages) == whole
+    assert run(again, new_optimizer, start_batch=4, losses=meter) == whole
     assert torch.equal(weights(again), expected)
 
 
@@ -281,7 +292,7 @@ def test_an_epoch_that_is_done_has_nothing_left():
     before = weights(task)
     averages = LossMeter(CPU)
     averages.update({'loss': torch.tensor(2.)}, 3)
-    assert train(task, start_batch=6, averages=averages) == {'loss': 2.}
+    assert train(task, start_batch=6, losses=averages) == {'loss': 2.}
     assert torch.equal(weights(task), before)
 
 
@@ -343,10 +354,10 @@ def test_a_loss_that_is_not_finite_names_the_batch_and_its_files(value):
         return BCE(logits, targets) * (value if len(calls) == 4 else 1.)
 
     saved = []
-    with raises_error('batch 3 of the epoch') as error:
+    with raises_error(r'Non-finite loss at batch 3 \(files: ') as error:
         train(make_task(criterion=criterion), loader, after_update=lambda done, *_: saved.append(done))
     assert ', '.join(f'{index}.jpg' for index in bad) in str(error.value)
-    assert 'lower --lr' in str(error.value)
+    assert 'Lower --lr' in str(error.value)
     assert saved == [1, 2, 3]  # nothing is saved from then on
 
 
@@ -354,15 +365,15 @@ def test_on_a_gpu_the_first_bad_batch_is_found_later():
     check = progress.FiniteCheck(CPU)
     for batch, loss in enumerate((1., float('nan'), float('inf'), 2.)):
         add_without_looking(check, batch, torch.tensor(loss), [f'{batch}.jpg'])
-    with raises_error('in batch 1 of the epoch, of 1.jpg: '):
-        check.look()
+    with raises_error(r'at batch 1 \(files: 1.jpg\)'):
+        check.check()
 
 
 def test_one_who_saves_can_look_at_the_flag_before(monkeypatch):
     monkeypatch.setattr(progress.FiniteCheck, 'add', add_without_looking)
     task = make_task(criterion=lambda logits, targets: BCE(logits, targets) * float('nan'))
-    with raises_error('in batch 0 of the epoch'):
-        train(task, after_update=lambda done, averages, check: check())
+    with raises_error('at batch 0'):
+        train(task, after_update=lambda done, losses, finite: finite.check())
 
 
 def add_without_looking(check, batch, loss, filenames, add=progress.FiniteCheck.add):
@@ -465,7 +476,8 @@ def test_evaluation_may_be_left_after_any_batch():
 
     with pytest.raises(StopTraining):
         evaluate(
-            make_model(), make_loader(is_training=False), create_meter(True, 5, CPU), Step(CPU), after_batch=leave)
+            make_model(), make_loader(is_training=False), create_meter(True, 5, CPU), Step(CPU),
+            hooks=make_hooks(after_eval_batch=leave))
     assert done == [1, 2, 3]
 
 
@@ -489,7 +501,7 @@ def test_a_task_of_timm_can_be_trained_too():
 
 def test_progress_lines_say_losses_rate_and_time_left(caplog):
     with caplog.at_level(logging.INFO, logger='timm_splicemix.run'):
-        train(make_task(SpliceMix('2x2')), log_interval=2)
+        train(make_task(SpliceMix('2x2')), step=Step(CPU, log_interval=2))
     lines = [record.getMessage() for record in caplog.records]
     assert [re.search(r'(\d)/6', line)[1] for line in lines] == ['2', '4', '6']
     pattern = (r'Train 0: \d/6 \( ?\d+ %\)  loss \d\.\d{4}  task_loss \d\.\d{4}  lr 0\.1  [\d.]+ img/s  '
@@ -501,7 +513,7 @@ def test_progress_lines_say_losses_rate_and_time_left(caplog):
 def test_progress_of_an_evaluation_says_its_loss(caplog):
     with caplog.at_level(logging.INFO, logger='timm_splicemix.run'):
         loader = make_loader(is_training=False)
-        evaluate(make_model(), loader, create_meter(True, 5, CPU), Step(CPU), BCE, log_interval=4)
+        evaluate(make_model(), loader, create_meter(True, 5, CPU), Step(CPU, log_interval=4), BCE)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2 and lines[0].startswith('Validate: 4/6 ( 66 %)  loss 0.')
     assert 'img/s' in lines[0] and 'left' in lines[0] and 'lr' not in lines[0]
@@ -515,7 +527,8 @@ def test_the_rate_and_the_time_left_are_those_of_this_run(monkeypatch, caplog):
         now[0] += 50.
 
     with caplog.at_level(logging.INFO, logger='timm_splicemix.run'):
-        train(make_task(), num_batches=150, start_batch=48, log_interval=25, before_batch=before_batch)
+        train(
+            make_task(), num_batches=150, start_batch=48, step=Step(CPU, log_interval=25), before_batch=before_batch)
     line = next(record.getMessage() for record in caplog.records if ' 50/150' in record.getMessage())
     assert '0.1 img/s' in line  # 8 images in 100 s
     assert line.endswith('1:23:20 left')  # 100 batches of 50 s
@@ -523,5 +536,5 @@ def test_the_rate_and_the_time_left_are_those_of_this_run(monkeypatch, caplog):
 
 def test_other_processes_are_silent(caplog):
     with caplog.at_level(logging.INFO, logger='timm_splicemix.run'):
-        train(make_task(), is_primary=False, log_interval=1)
+        train(make_task(), step=Step(CPU, is_primary=False, log_interval=1))
     assert not caplog.records

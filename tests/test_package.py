@@ -21,7 +21,7 @@ MAY_IMPORT = {
     'errors': set(), 'files': set(), 'mix': set(), 'loss': set(), 'metrics': set(), 'models': set(), 'data': set(),
     'task': {'mix', 'loss', 'models'}, 'draw': {'mix'}, 'results': {'metrics'},
     'args': {'data', 'loss', 'metrics', 'mix'},
-    'run': {'args', 'data', 'loss', 'metrics', 'mix', 'models', 'results', 'task'},
+    'run': {'args', 'data', 'draw', 'loss', 'metrics', 'mix', 'models', 'results', 'task'},
     'analysis': {'args', 'data', 'draw', 'metrics', 'mix', 'models', 'results', 'run'},
 }
 TORCH_ONLY = {'mix': {'torchvision'}, 'loss': set(), 'metrics': set()}  # what they may import beside torch
@@ -75,6 +75,7 @@ def test_no_room_imports_what_it_may_not():
         if room not in COMMANDS:
             assert room in MAY_IMPORT, f'{path} is in a new room, which needs a rule'
             assert siblings <= MAY_IMPORT[room], f'{path} imports {siblings - MAY_IMPORT[room]}'
+        assert room != 'run' or not {'draw', 'files'} <= imported_rooms(path), f'{path} writes files and draws'
         if room in TORCH_ONLY:
             others = {name.split('.')[0] for name in imports_of(path)} - {'torch', 'timm_splicemix', *TORCH_ONLY[room]}
             assert others <= sys.stdlib_module_names, f'{path} imports {others - sys.stdlib_module_names}'

@@ -12,6 +12,7 @@ import yaml
 
 import timm_splicemix as tsm
 from timm_splicemix import train as train_module
+from timm_splicemix.run import trainer
 from timm_splicemix.run.checkpoint import read_checkpoint
 
 from .conftest import REPOSITORY
@@ -31,14 +32,14 @@ def data(tmp_path_factory):
 
 def stop_at(monkeypatch, epoch, batch, number=signal.SIGTERM):
     """Let the process get a signal while it works on a batch."""
-    before_batch = train_module.Run._before_batch
+    before_batch = trainer.Trainer.before_batch
 
     def before_batch_and_signal(self, at, images, targets):
         before_batch(self, at, images, targets)
         if (self.epoch, at) == (epoch, batch):
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(train_module.Run, '_before_batch', before_batch_and_signal)
+    monkeypatch.setattr(trainer.Trainer, 'before_batch', before_batch_and_signal)
 
 
 @pytest.fixture(scope='module')
@@ -117,7 +118,7 @@ def test_a_run_stopped_in_an_epoch_goes_on_exactly(
 
 
 def test_a_run_stopped_in_evaluation_goes_on_exactly(data, whole_run, tmp_path, monkeypatch):
-    evaluate = train_module.evaluate
+    evaluate = trainer.evaluate
 
     def evaluate_and_signal(*args):
         if ' 1' in args[5]:
@@ -125,7 +126,7 @@ def test_a_run_stopped_in_evaluation_goes_on_exactly(data, whole_run, tmp_path, 
         return evaluate(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, 'evaluate', evaluate_and_signal)
+        patch.setattr(trainer, 'evaluate', evaluate_and_signal)
         with pytest.raises(SystemExit) as stopped:
             train(data, tmp_path, *EVERYTHING)
     assert stopped.value.code == 128 + signal.SIGINT

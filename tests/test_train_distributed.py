@@ -59,7 +59,7 @@ def test_two_processes_mix_for_themselves_and_go_on_exactly_after_a_stop(data, t
     process.send_signal(signal.SIGTERM)
     text = process.communicate(timeout=120)[0]
     assert process.returncode != 0
-    assert 'the state is saved' in text, text
+    assert 'The state is saved' in text, text
     assert len(list((tmp_path / 'two').glob('recovery-*.pth.tar'))) == 1
     resumed = subprocess.run(
         two_processes(data, tmp_path, *flags, '--resume', tmp_path / 'two'), env=environment, capture_output=True,

@@ -99,7 +99,7 @@ def test_an_unknown_key_of_a_config_is_refused(data, tmp_path, capsys):
 def test_an_output_folder_that_cannot_be_written_is_refused(data, tmp_path, capsys):
     (tmp_path / 'file').write_text('')
     line = refusal(capsys, *TINY, '--data-dir', data, '--output', tmp_path / 'file')
-    assert 'Cannot write' in line and f'{tmp_path / "file"} is not a folder' in line
+    assert 'Cannot write' in line and 'file is not a folder' in line
 
 
 @pytest.mark.parametrize('content', [b'', b'no checkpoint', None], ids=['empty', 'text', 'truncated'])
@@ -158,7 +158,7 @@ def test_a_folder_without_checkpoints_is_refused(data, tmp_path, capsys):
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(data, tmp_path, capsys):
     line = refusal(
         capsys, *TINY, '--data-dir', data, '--output', tmp_path, '--experiment', 'run', '--lr', '1e30', '--epochs', '3')
-    assert 'Expected a finite loss' in line and '.png' in line and '--lr' in line
+    assert 'Non-finite loss at batch' in line and '.png' in line and '--lr' in line
 
 
 def test_the_last_good_checkpoint_outlives_a_loss_that_is_no_number(data, finished, tmp_path, capsys):
@@ -168,7 +168,7 @@ def test_the_last_good_checkpoint_outlives_a_loss_that_is_no_number(data, finish
     line = refusal(
         capsys, *TINY, '--data-dir', data, '--output', tmp_path, '--experiment', 'run', '--lr', '1e30', '--epochs', '9',
         '--resume', folder, '--no-resume-opt', '--start-epoch', '1', '--recovery-interval', '1')
-    assert 'Expected a finite loss' in line
+    assert 'Non-finite loss at batch' in line
     assert (folder / 'last.pth.tar').read_bytes() == before
 
 
@@ -185,7 +185,7 @@ def test_a_disk_that_is_full_leaves_earlier_checkpoints_whole(data, finished, tm
     line = refusal(
         capsys, *TINY, '--data-dir', data, '--output', tmp_path, '--experiment', 'run', '--epochs', '2', '--resume',
         folder)
-    assert 'Expected room to write' in line and '--resume' in line
+    assert 'Cannot write' in line and '--resume' in line
     assert (folder / 'last.pth.tar').read_bytes() == before
     assert not list(folder.glob('.*'))
 

@@ -15,7 +15,8 @@ from timm_splicemix.data import MultiLabelDataset, registry
 from timm_splicemix.data.dataset import StrictImageDataset
 from timm_splicemix.data.readers.voc import VOC_CLASSES
 from timm_splicemix.data.transforms import MultiScaleCrop
-from timm_splicemix.run.factory import create_datasets, resolve_images
+from timm_splicemix.run.factory import create_datasets
+from timm_splicemix.run.model import resolve_images
 from timm_splicemix.train import build_parser
 
 from .helpers import raises_error
@@ -271,7 +272,7 @@ def test_evaluation_resizes_and_crops_as_asked(data):
 def test_training_resizes_as_asked(data, plain):
     def mode(*flags):
         run = build(data, *WHOLE, *RAW, *flags)
-        return run.train_set.transform.transforms[0].interpolation, images_of(run)
+        return run.train_loader.dataset.transform.transforms[0].interpolation, images_of(run)
 
     mode_of_nearest, nearest = mode('--train-interpolation', 'nearest')
     assert mode_of_nearest == InterpolationMode.NEAREST and not torch.equal(nearest, plain)
@@ -302,7 +303,7 @@ def test_images_are_flipped(data, plain):
 
 @shows('scale', 'ratio')
 def test_crops_have_the_area_and_shape_that_was_asked_for(data):
-    stage = build(data, '--scale', '0.25', '0.25', '--ratio', '2', '2').train_set.transform.transforms[0]
+    stage = build(data, '--scale', '0.25', '0.25', '--ratio', '2', '2').train_loader.dataset.transform.transforms[0]
     image = Image.new('RGB', (800, 800))
     for _ in range(5):
         *_, height, width = stage.get_params(image, stage.scale, stage.ratio)
@@ -316,7 +317,7 @@ def test_crops_have_the_area_and_shape_that_was_asked_for(data):
 @shows('train_crop_mode')
 def test_crops_are_made_in_the_way_that_was_asked_for(data):
     def first_stage(*flags):
-        return build(data, *flags).train_set.transform.transforms[0]
+        return build(data, *flags).train_loader.dataset.transform.transforms[0]
 
     assert isinstance(first_stage(), RandomResizedCropAndInterpolation)
     assert isinstance(first_stage('--train-crop-mode', 'multiscale'), MultiScaleCrop)
@@ -346,7 +347,7 @@ def test_images_lose_their_colour_or_are_blurred(data, plain):
 @shows('aa')
 def test_a_policy_of_augmentation_is_applied(data, plain):
     run = build(data, *WHOLE, *RAW, '--aa', 'rand-m9-n2')
-    assert any(isinstance(stage, RandAugment) for stage in run.train_set.transform.transforms)
+    assert any(isinstance(stage, RandAugment) for stage in run.train_loader.dataset.transform.transforms)
     assert not torch.equal(images_of(run), plain)
     with raises_error("Expected a policy of timm for --aa, but got 'nonsense'"):
         build(data, '--aa', 'nonsense')
@@ -377,7 +378,7 @@ def test_rectangles_are_erased(data, plain):
 
 @shows('decoder', 'on_bad_image')
 def test_images_are_decoded_as_asked(data, tmp_path):
-    assert isinstance(build(data, '--decoder', 'torchvision').train_set.transform.transforms[0].stage,
+    assert isinstance(build(data, '--decoder', 'torchvision').train_loader.dataset.transform.transforms[0].stage,
                       RandomResizedCropAndInterpolation)
     broken = make_images(tmp_path / 'images')
     (broken / '3.png').write_bytes(b'')
@@ -425,7 +426,7 @@ class ProcessOfImage:
 
 
 def processes_of(run, epoch):
-    run.train_set.transform = ProcessOfImage()
+    run.train_loader.dataset.transform = ProcessOfImage()
     digits = images_of(run, epoch)[:, :, 0, 0].mul(255).round().long()
     return set((digits * torch.tensor([1, 256, 65536])).sum(dim=1).tolist())
 

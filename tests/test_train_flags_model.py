@@ -9,9 +9,11 @@ from timm.layers import DropPath, is_fast_norm, set_fast_norm
 from timm.layers.drop import DropBlock2d
 from torch import nn
 
-from timm_splicemix import train as train_module
 from timm_splicemix.models.pooling import is_max_pooled
-from timm_splicemix.run.factory import set_training
+from timm_splicemix.run import trainer
+from timm_splicemix.run.machine import set_up_device
+from timm_splicemix.run.model import checkpoint_gradients, count_classes, set_training
+from timm_splicemix.task import SpliceMixTask
 
 from .helpers import raises_error
 from .runs import make_images, summary, train
@@ -62,7 +64,7 @@ def test_the_model_is_the_one_asked_for(data):
     assert any(isinstance(module, nn.SiLU) for module in model_of(run).modules())
     assert run.info.model_kwargs['act_layer'] == 'silu'
     assert model_of(build(data, '--num-classes', '3')).num_classes == 3
-    with raises_error('Expected --num-classes 3, as the data set has, but got 4'):
+    with raises_error('Expected --num-classes 3, as in the data set, but got 4'):
         build(data, '--num-classes', '4')
     with raises_error('Expected a model of 3 classes, but got one of 5'):
         build(data, '--model-kwargs', 'num_classes=5')
@@ -71,7 +73,7 @@ def test_the_model_is_the_one_asked_for(data):
 @shows('num_classes')
 def test_a_data_set_that_knows_no_number_of_classes_takes_the_one_asked_for(data):
     args = build(data, '--num-classes', '3').args
-    assert train_module.count_classes(args, object()) == 3
+    assert count_classes(args, object()) == 3
 
 
 @shows('gp')
@@ -157,8 +159,8 @@ def test_activations_are_computed_again(data):
     images, targets = batches(run)[0]
     run.task(images, targets)['loss'].backward()
     assert len(calls) == 2
-    with raises_error('Expected a model that can do --grad-checkpointing, but got Linear'):
-        train_module.checkpoint_gradients(nn.Linear(1, 1))
+    with raises_error('Expected a model that supports --grad-checkpointing, but got Linear'):
+        checkpoint_gradients(nn.Linear(1, 1))
 
 
 @shows('channels_last')
@@ -206,7 +208,7 @@ def test_the_model_is_compiled_as_asked(data, monkeypatch):
 
 @shows('device')
 def test_the_device_is_the_one_asked_for(data):
-    assert build(data, '--device', 'cpu').device == torch.device('cpu')
+    assert build(data, '--device', 'cpu').step.device == torch.device('cpu')
     assert next(model_of(build(data)).parameters()).device.type == 'cpu'  # there being no GPU
     for name in ('nonsense', 'xpu'):
         with raises_error(f"Expected a device of this machine, but got '{name}'"):
@@ -219,7 +221,7 @@ def test_numbers_have_the_precision_that_was_asked_for(data):
         run = build(data, *flags)
         images, _ = run.step.to_device(*batches(run)[0])
         with run.step.autocast():
-            return first_weight(model_of(run)).dtype, model_of(run)(images).dtype, type(run.scaler).__name__
+            return first_weight(model_of(run)).dtype, model_of(run)(images).dtype, type(run.step.scaler).__name__
 
     float32, bfloat16 = torch.float32, torch.bfloat16
     assert dtypes() == (float32, float32, 'NoneType')
@@ -246,7 +248,7 @@ def test_the_launcher_knows_the_local_rank_better(data, monkeypatch):
     monkeypatch.setattr(torch.distributed, 'init_process_group', lambda **_: None)
     monkeypatch.setattr(torch.distributed, 'get_world_size', lambda: 2)
     monkeypatch.setattr(torch.distributed, 'get_rank', lambda: 1)
-    train_module.set_up_device(args)
+    set_up_device(args)
     assert (args.local_rank, args.rank, args.world_size) == (1, 1, 2)
 
 
@@ -270,7 +272,7 @@ def test_buffers_are_sent_from_the_first_process_or_not(data, group):
 def test_statistics_are_those_of_all_processes(data, group, monkeypatch):
     with raises_error('Expected --sync-bn on GPUs'):
         build(data, '--sync-bn')
-    monkeypatch.setattr(train_module.SpliceMixTask, 'prepare_distributed', lambda *_, **__: None)  # wants GPUs
+    monkeypatch.setattr(SpliceMixTask, 'prepare_distributed', lambda *_, **__: None)  # wants GPUs
     run = build(data, before=functools.partial(group, sync_bn=True))
     layers = [module for module in model_of(run).modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     assert layers and all(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
@@ -280,7 +282,7 @@ def test_statistics_are_those_of_all_processes(data, group, monkeypatch):
 @pytest.mark.parametrize('how, expected', [('reduce', True), ('broadcast', False), ('', None)])
 def test_statistics_of_processes_become_the_same_after_an_epoch(data, group, monkeypatch, how, expected):
     calls = []
-    monkeypatch.setattr(train_module, 'distribute_bn', lambda model, world_size, reduce: calls.append(reduce))
+    monkeypatch.setattr(trainer, 'distribute_bn', lambda model, world_size, reduce: calls.append(reduce))
     run = build(data, *ONE_BATCH, '--model-ema', '--dist-bn', how, before=group)
     run.train()
     assert calls == ([] if expected is None else [expected] * 2)  # of the model and of its average

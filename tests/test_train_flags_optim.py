@@ -12,7 +12,7 @@ from timm_splicemix.mix import (
     SpliceWith,
 )
 from timm_splicemix.models import classifier_parameters
-from timm_splicemix.run.factory import set_training
+from timm_splicemix.run.model import set_training
 
 from .helpers import raises_error
 from .runs import CLASSES, make_images
@@ -248,7 +248,7 @@ def test_binary_cross_entropy_gets_its_parameters(data):
     weighted = torch.nn.functional.binary_cross_entropy_with_logits(LOGITS, TARGETS, pos_weight=torch.tensor(2.))
     assert loss(data, '--bce-pos-weight', '2') == pytest.approx(weighted.item())
     assert loss(data, '--smoothing', '0.1') != pytest.approx(plain)
-    targets = build(data).train_set.targets
+    targets = build(data).train_loader.dataset.targets
     weight = (targets == 0).sum(dim=0) / (targets == 1).sum(dim=0)
     weighted = torch.nn.functional.binary_cross_entropy_with_logits(LOGITS, TARGETS, pos_weight=weight)
     assert loss(data, '--class-weights', 'auto') == pytest.approx(weighted.item())
@@ -407,12 +407,12 @@ def test_a_box_is_compared_with_its_image_of_the_step_before(data):
 def test_nothing_is_mixed_from_an_epoch_on(data, monkeypatch, flags):
     run = build(data, *flags, '--train-batches-per-epoch', '1')
     enabled = []
-    before_batch = run._before_batch
+    before_batch = run.before_batch
 
     def note(*args):
         enabled.append(run.mixer.mixup_enabled)
         before_batch(*args)
 
-    monkeypatch.setattr(run, '_before_batch', note)
+    monkeypatch.setattr(run, 'before_batch', note)
     run.train()
     assert enabled == [True, False]

@@ -8,6 +8,7 @@ import torch
 
 from timm_splicemix.run.checkpoint import read_checkpoint
 
+from .helpers import raises_error
 from .runs import make_images, summary, train, weights
 from .train_flags import build, shows
 
@@ -29,7 +30,7 @@ def finished(data, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def draws_nothing(monkeypatch):
-    monkeypatch.setattr('timm_splicemix.train.draw_curves', lambda *_: False)
+    monkeypatch.setattr('timm_splicemix.run.trainer.draw_curves', lambda *_: False)
 
 
 @shows('val_interval', 'save_images', 'log_interval')
@@ -100,7 +101,7 @@ def test_the_best_checkpoints_are_kept_and_a_run_without_progress_stops(data):
     def train_with(metrics, *flags):
         run = build(data, *ONE_BATCH, '--epochs', str(len(metrics)), *flags)
         values = iter(metrics)
-        run._evaluate = lambda averages: {**dict.fromkeys(names, 0.), run.args.eval_metric: next(values)}
+        run._evaluate = lambda: {**dict.fromkeys(names, 0.), run.args.eval_metric: next(values)}
         run.train()
         return run, {path.name for path in run.folder.glob('checkpoint-*')}
 
@@ -146,7 +147,6 @@ def test_numbers_go_to_wandb_if_asked_for(data, tmp_path, monkeypatch):
     module = types.ModuleType('wandb')
     module.init, module.log = wandb.init, wandb.log
     monkeypatch.setitem(sys.modules, 'wandb', module)
-    monkeypatch.setattr('timm.utils.summary.wandb', module, raising=False)
     flags = ('--wandb-project', 'fruit', '--wandb-tags', 'red', 'round', '--wandb-resume-id', 'id7')
     train(data, tmp_path, *ONE_BATCH, '--epochs', '1', *flags, name='off')
     assert wandb.options is None
@@ -161,7 +161,7 @@ def test_numbers_go_to_wandb_if_asked_for(data, tmp_path, monkeypatch):
 @shows('log_wandb')
 def test_wandb_that_is_not_installed_is_named(data, monkeypatch):
     monkeypatch.setitem(sys.modules, 'wandb', None)
-    with pytest.raises(ImportError, match='Expected Weights & Biases for --log-wandb'):
+    with raises_error('--log-wandb requires Weights & Biases: pip install wandb'):
         build(data, '--log-wandb')
 
 
@@ -194,5 +194,5 @@ def test_numbers_go_to_tensorboard_if_asked_for(data, tmp_path, monkeypatch):
 @shows('log_tensorboard')
 def test_tensorboard_that_is_not_installed_is_named(data, monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
-    with pytest.raises(ImportError, match='Expected TensorBoard for --log-tensorboard'):
+    with raises_error('--log-tensorboard requires TensorBoard: pip install tensorboard'):
         build(data, '--log-tensorboard')

@@ -5,7 +5,7 @@ from torchvision.ops import roi_align
 
 import timm_splicemix as tsm
 from timm_splicemix.mix import RecursiveMix
-from timm_splicemix.run.engine import Step, train_one_epoch
+from timm_splicemix.run.engine import Epoch, Step, train_one_epoch
 
 from .helpers import make_batch
 from .runs import assert_same_weights, make_images, summary, train
@@ -70,7 +70,8 @@ def test_alternate_updates_the_weights_once_for_regular_and_once_for_mixed_image
     mixer = tsm.SpliceMix('2x2', batch='alternate', ratio=0.5, seed=3)
     task = tsm.SpliceMixTask(model, torch.nn.BCEWithLogitsLoss(), mixer, verbose=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    averages = train_one_epoch(task, Loader(), optimizer, Step(torch.device('cpu')), 0, 1, is_primary=False)
+    averages = train_one_epoch(
+        task, Loader(), optimizer, Step(torch.device('cpu'), is_primary=False), Epoch(0, 1))
 
     plan = tsm.SpliceMix('2x2', ratio=0.5, seed=3).plan(8)
     mixed = tsm.splice(images, targets, plan.records[0])

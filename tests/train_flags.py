@@ -7,7 +7,8 @@ import torch
 
 from timm_splicemix.args import map_defaults, parse_with_config, refuse_unsupported
 from timm_splicemix.run.machine import set_up_device
-from timm_splicemix.train import Run, build_parser
+from timm_splicemix.run.trainer import Trainer
+from timm_splicemix.train import build_parser, create_run
 
 from .runs import TINY
 
@@ -27,7 +28,7 @@ def shows(*names: str) -> Callable:
     return note
 
 
-def build(data: Path, *flags: Any, before: Callable = lambda args: None) -> Run:
+def build(data: Path, *flags: Any, before: Callable = lambda args: None) -> Trainer:
     """A run as the command makes it, before its first epoch; its folder is beside the data."""
     place = ['--data-dir', data, '--output', data.parent / 'output', '--experiment', f'run{next(_numbers)}']
     argv = [*TINY, *place, *flags]
@@ -38,18 +39,18 @@ def build(data: Path, *flags: Any, before: Callable = lambda args: None) -> Run:
     settings = dict(vars(args))
     device = set_up_device(args)
     before(args)
-    return Run(args, given, settings, device)
+    return create_run(args, given, settings, device)
 
 
-def batches(run: Run, epoch: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(run: Trainer, epoch: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """What an epoch trains on."""
     run.train_loader.set_epoch(epoch)
     return list(run.train_loader)
 
 
-def images_of(run: Run, epoch: int = 0) -> torch.Tensor:
+def images_of(run: Trainer, epoch: int = 0) -> torch.Tensor:
     return torch.cat([images for images, _ in batches(run, epoch)])
 
 
-def model_of(run: Run) -> torch.nn.Module:
+def model_of(run: Trainer) -> torch.nn.Module:
     return run.task.get_eval_model()

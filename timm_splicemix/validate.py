@@ -38,7 +38,6 @@ from .args import (
 from .data import (
     MultiLabelDataset,
     WdsDataset,
-    create_loader,
     is_training_split,
 )
 from .data.readers.hfds import ReaderHfdsMultiLabel
@@ -71,14 +70,12 @@ from .results import (
     write_result,
 )
 from .run.compare import compare_results, format_comparison
-from .run.engine import Step
-from .run.evaluate import evaluate
+from .run.engine import evaluate
 from .run.export import export_model
-from .run.factory import create_dataset_from_flags
+from .run.factory import create_dataset_from_flags, create_eval_loader, create_step
 from .run.load import load_model, model_options, set_image_size
 from .run.machine import (
     describe_machine,
-    precision,
     set_seed,
     set_up_device,
 )
@@ -191,8 +188,7 @@ class Validation:
             export_model(self.model, self.info, self._folder() / self.info.model_name.replace('/', '_'), args.export)
         if not self.wants_data:
             return
-        autocast, _, self.dtype = precision(args, self.device)
-        self.step = Step(self.device, self.dtype, autocast, channels_last=args.channels_last)
+        self.step = create_step(args, self.device, args.log_freq)
         if args.thresholds == 'tune':
             self._tune()
         result, scores, rows = self._evaluate(self.dataset, self.input_size, 'Validate')
@@ -378,15 +374,12 @@ class Validation:
             batch_size: int,
     ) -> tuple[dict[str, Any], Optional[Scores], list[dict[str, Any]]]:
         args, config = self.args, self.info.data_config
-        loader = create_loader(
-            dataset, input_size, batch_size, mean=config['mean'], std=config['std'], num_workers=args.workers,
-            pin_memory=args.pin_mem, img_dtype=self.dtype, device=self.device, use_prefetcher=not args.no_prefetcher,
-            persistent_workers=False, decoder=args.decoder, seed=args.seed, interpolation=config['interpolation'],
-            crop_pct=config['crop_pct'], crop_mode=config['crop_mode'], crop_border_pixels=args.crop_border_pixels)
+        loader = create_eval_loader(
+            args, dataset, {**config, 'input_size': input_size}, self.step, batch_size, persistent_workers=False,
+            crop_border_pixels=args.crop_border_pixels)
         meter = self._create_meter(dataset)
         criterion = binary_cross_entropy if self.multi_label else union_cross_entropy
-        metrics = evaluate(
-            model, loader, meter, self.step, criterion, name, args.log_freq, self.is_primary, args.distributed)
+        metrics = evaluate(model, loader, meter, self.step, criterion, name)
         if not self.multi_label:
             return self._describe(metrics, len(dataset), input_size, batch_size), None, []
         logits, targets, indices = meter.gather()
@@ -410,7 +403,7 @@ class Validation:
         if input_size != self.input_size:
             model = copy.deepcopy(model)  # resampled position embeddings are not resampled again
             set_image_size(model, input_size)
-        model = model.to(self.device, self.dtype)
+        model = model.to(self.device, self.step.image_dtype)
         if args.channels_last:
             model = model.to(memory_format=torch.channels_last)
         if args.torchscript:

@@ -1,7 +1,9 @@
 """ Checkpoints that are always whole, remember the run they belong to, and rebuild their model """
 import argparse
 import logging
+import os
 import pickle
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -10,7 +12,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.models import clean_state_dict
-from timm.utils import CheckpointSaver
 from torch import nn
 
 from ..errors import UsageError
@@ -19,6 +20,7 @@ from ..models import create_model
 
 _logger = logging.getLogger(__name__)
 LAST, BEST = 'last.pth.tar', 'model_best.pth.tar'
+_RECOVERY = 'recovery-*.pth.tar'
 _OURS = 'timm_splicemix'  # key of what timm's checkpoints don't have
 
 
@@ -162,17 +164,16 @@ def load_weights(model: nn.Module, state_dict: dict[str, torch.Tensor], path: Un
 
 
 def check_same_model(state: dict[str, Any], info: CheckpointInfo, path: Path) -> None:
-    """ Refuse to go on from a checkpoint of another model or other classes.
+    """ Refuse to resume the checkpoint of another model or of other classes.
 
     Args:
-        state: What `read_checkpoint` returned.
-        info: The model of this run.
-        path: Where the checkpoint is.
+        state: Content of the checkpoint.
+        info: Model of this run.
+        path: Path of the checkpoint.
     """
     if 'arch' in state and state['arch'] != info.model_name:
         raise UsageError(f"Expected a checkpoint of {info.model_name}, but got {path} of {state['arch']}.")
-    saved = state.get(_OURS, {}).get('info', {})
-    names = saved.get('class_names')
+    names = state.get(_OURS, {}).get('info', {}).get('class_names')
     if names and info.class_names and list(names) != list(info.class_names):
         raise UsageError(
             f'Expected a checkpoint with the classes of the data set ({len(info.class_names)}), but got {path} with '
@@ -180,24 +181,19 @@ def check_same_model(state: dict[str, Any], info: CheckpointInfo, path: Path) ->
 
 
 def has_checkpoints(folder: Path) -> bool:
-    """ Whether a run wrote checkpoints to a folder.
-
-    Args:
-        folder: Any path.
-    """
-    return (folder / LAST).is_file() or any(folder.glob('recovery-*.pth.tar'))
+    return (folder / LAST).is_file() or any(folder.glob(_RECOVERY))
 
 
 def find_checkpoint(path: Union[str, Path]) -> Path:
-    """ The checkpoint to go on from: the file itself, or the one of a run's folder that is furthest.
+    """ Find the checkpoint to resume.
 
     Args:
-        path: File, or output folder of a run.
+        path: A checkpoint, or the output folder of a run, of which the checkpoint with the most batches is returned.
     """
     path = Path(path)
     if not path.is_dir():
         return path
-    candidates = [file for file in (path / LAST, *path.glob('recovery-*.pth.tar')) if file.is_file()]
+    candidates = [file for file in (path / LAST, *path.glob(_RECOVERY)) if file.is_file()]
     if not candidates:
         raise UsageError(f'Expected a folder with checkpoints, but got {path}, which has no {LAST}.')
 
@@ -208,20 +204,21 @@ def find_checkpoint(path: Union[str, Path]) -> Path:
     return candidates[0] if len(candidates) == 1 else max(candidates, key=progress)
 
 
-class RunSaver(CheckpointSaver):
-    """ timm's saver, which writes files whole and is as it was when a run goes on.
+class RunSaver:
+    """ Saves checkpoints that timm can read: the last one, the best one, and the best `max_history` ones.
 
-    A checkpoint is written beside its place and moved there, so that at any moment what was saved before is still
-    there. Each holds the best metric and the list of those kept.
+    It does the work of timm's `CheckpointSaver`, with two differences. A file is written under a temporary name and
+    then moved into place, so that a crash never leaves a partial checkpoint or none. Each checkpoint holds the
+    best metric, the list of checkpoints kept, and `progress`, so that a resumed run equals an uninterrupted one.
 
     Args:
-        task: Gives the weights.
-        optimizer: Its state is saved too.
-        folder: Folder of the run.
-        info: What is known about the model.
+        task: Provides the weights.
+        optimizer: Its state is saved, too.
+        folder: Output folder of the run.
+        info: Description of the model.
         settings: Settings of the run, plain values.
-        scaler: Scaler of gradients, None without one.
-        decreasing: Whether less is better.
+        scaler: Loss scaler, if there is one.
+        decreasing: True if a lower metric is better.
         max_history: Number of checkpoints to keep.
     """
 
@@ -237,128 +234,125 @@ class RunSaver(CheckpointSaver):
             max_history: int = 10,
     ):
         if max_history < 1:
-            raise UsageError(f'Expected to keep at least 1 checkpoint, but got --checkpoint-hist {max_history}.')
-        super().__init__(
-            model=task.get_eval_model(), optimizer=optimizer, amp_scaler=scaler, checkpoint_dir=str(folder),
-            recovery_dir=str(folder), decreasing=decreasing, max_history=max_history, task=task)
+            raise UsageError(f'Expected --checkpoint-hist of at least 1, but got {max_history}.')
+        self.task = task
+        self.optimizer = optimizer
         self.folder = Path(folder)
         self.info = info
         self.settings = settings
-        self.progress: dict[str, Any] = {}  # what the training loop needs to go on
+        self.scaler = scaler
+        self.decreasing = decreasing
+        self.max_history = max_history
+        self.best_metric: Optional[float] = None
+        self.best_epoch: Optional[int] = None
+        self.checkpoint_files: list[tuple[str, float]] = []  # names with their metrics, the best one first
+        self.progress: dict[str, Any] = {}  # state of the training loop
 
-    def restore(self, state: dict[str, Any], path: Union[str, Path]) -> None:
-        """ Be as the saver was that wrote a checkpoint.
+    def restore(self, state: dict[str, Any], path: Path) -> None:
+        """ Continue the history of the run that saved a checkpoint to this folder.
 
         Args:
-            state: What `read_checkpoint` returned.
-            path: Where it was read from.
+            state: Content of the checkpoint.
+            path: Path of the checkpoint.
         """
         ours = state.get(_OURS, {})
         self.best_metric, self.best_epoch = ours.get('best_metric'), ours.get('best_epoch')
         self.checkpoint_files = []
         for name, metric in ours.get('checkpoint_files', ()):
             file = self.folder / name
-            if not file.exists() and name == self._name(state.get('epoch')) and Path(path).name == LAST:
-                self._duplicate(path, file)  # the run ended between the last checkpoint and its copies
+            if not file.exists() and name == _checkpoint_name(state.get('epoch')) and path.name == LAST:
+                _duplicate(path, file)  # the run ended after it saved the last checkpoint and before it copied it
             if file.exists():
-                self.checkpoint_files.append((str(file), metric))
+                self.checkpoint_files.append((name, metric))
         if self.best_epoch is not None and self.best_epoch == state.get('epoch') and 'metric' in state:
-            self._duplicate(path, self.folder / BEST)
+            _duplicate(path, self.folder / BEST)
 
     def save_checkpoint(
             self,
             epoch: int,
             metric: Optional[float] = None,
     ) -> tuple[Optional[float], Optional[int]]:
-        """ Save the end of an epoch.
+        """ Save the end of an epoch, and remove the recovery checkpoints.
 
         Args:
-            epoch: The epoch.
-            metric: Value that checkpoints are compared by; None if the epoch was not evaluated, then only the last
-                checkpoint is written.
+            epoch: Number of the epoch.
+            metric: Metric that ranks the checkpoints; if it is None only the last checkpoint is written.
 
         Returns:
-            Best metric so far, and its epoch.
+            Best metric so far and its epoch.
         """
-        path = self.folder / self._name(epoch)
-        is_best = metric is not None and (self.best_metric is None or self.cmp(metric, self.best_metric))
+        name = _checkpoint_name(epoch)
+        before = self.checkpoint_files
+        is_best = metric is not None and (
+            self.best_metric is None
+            or (metric < self.best_metric if self.decreasing else metric > self.best_metric))
         if is_best:
             self.best_metric, self.best_epoch = metric, epoch
-        before = self.checkpoint_files
         if metric is not None:
-            files = [*before, (str(path), metric)]
-            self.checkpoint_files = sorted(files, key=lambda file: file[1], reverse=not self.decreasing)
-            self.checkpoint_files = self.checkpoint_files[:self.max_history]
+            files = sorted([*before, (name, metric)], key=lambda file: file[1], reverse=not self.decreasing)
+            self.checkpoint_files = files[:self.max_history]
         self._save(self.folder / LAST, epoch, metric)
         if is_best:
-            self._duplicate(self.folder / LAST, self.folder / BEST)
+            _duplicate(self.folder / LAST, self.folder / BEST)
         kept = {file for file, _ in self.checkpoint_files}
-        if str(path) in kept:
-            self._duplicate(self.folder / LAST, path)
+        if name in kept:
+            _duplicate(self.folder / LAST, self.folder / name)
         for file, _ in before:
             if file not in kept:
-                Path(file).unlink(missing_ok=True)
-        for file in self.folder.glob(f'{self.recovery_prefix}-*{self.extension}'):
-            file.unlink()  # what it could recover is in the checkpoint
+                (self.folder / file).unlink(missing_ok=True)
+        for file in self.folder.glob(_RECOVERY):
+            file.unlink()
         return self.best_metric, self.best_epoch
 
-    def save_recovery(self, epoch: int, batch_idx: int = 0) -> Path:
-        """ Save in the middle of an epoch.
-
-        Args:
-            epoch: The epoch.
-            batch_idx: Number of its batches that are done.
-
-        Returns:
-            The file.
-        """
-        path = self.folder / f'{self.recovery_prefix}-{epoch}-{batch_idx}{self.extension}'
-        self._save(path, epoch - 1, next_batch=batch_idx)
-        for file in self.folder.glob(f'{self.recovery_prefix}-*{self.extension}'):
+    def save_recovery(self, epoch: int, num_done: int = 0) -> Path:
+        """Save the middle of an epoch, of which `num_done` batches are done, in place of earlier recovery files."""
+        path = self.folder / f'recovery-{epoch}-{num_done}.pth.tar'
+        self._save(path, epoch - 1, next_batch=num_done)
+        for file in self.folder.glob(_RECOVERY):
             if file != path:
                 file.unlink()
         return path
 
-    def _name(self, epoch: Optional[int]) -> str:
-        return f'{self.save_prefix}-{epoch}{self.extension}'
-
-    def _save(
-            self,
-            save_path: Union[str, Path],
-            epoch: int,
-            metric: Optional[float] = None,
-            next_batch: int = 0,
-    ) -> None:
+    def _save(self, path: Path, epoch: int, metric: Optional[float] = None, next_batch: int = 0) -> None:
         state = {
-            'epoch': epoch,  # the last that was trained to its end
+            'epoch': epoch,  # last finished epoch
             'arch': self.info.model_name,
             'version': 2,
             'args': self.settings,
             'optimizer': self.optimizer.state_dict(),
-            **self.task.get_checkpoint_state(unwrap_fn=self.unwrap_fn),
-            **self.task.get_checkpoint_state(ema=True, unwrap_fn=self.unwrap_fn),
+            **self.task.get_checkpoint_state(),
+            **self.task.get_checkpoint_state(ema=True),
             _OURS: {
                 'info': self.info.state(),
                 'next_batch': next_batch,
                 'best_metric': self.best_metric,
                 'best_epoch': self.best_epoch,
-                'checkpoint_files': [(Path(file).name, value) for file, value in self.checkpoint_files],
+                'checkpoint_files': self.checkpoint_files,
                 'progress': self.progress,
             },
         }
-        if self.amp_scaler is not None:
-            state[self.amp_scaler.state_dict_key] = self.amp_scaler.state_dict()
+        if self.scaler is not None:
+            state[self.scaler.state_dict_key] = self.scaler.state_dict()
         if metric is not None:
             state['metric'] = metric
         try:
-            with atomic_write(save_path) as temporary:
+            with atomic_write(path) as temporary:
                 torch.save(state, temporary)
-        except (UsageError, RuntimeError) as error:  # torch makes a full disk a RuntimeError
+        except (UsageError, RuntimeError) as error:  # torch.save raises a RuntimeError if the disk is full
+            reason = str(error).splitlines()[0].removeprefix(f'Cannot write {path}: ').rstrip('.')
             raise UsageError(
-                f'Expected room to write {save_path}, but got: {str(error).splitlines()[0]}; '
-                f'what was saved before is whole, go on from it by --resume {self.folder}') from error
+                f'Cannot write {path}: {reason}. Checkpoints saved before are intact; free disk space, then use '
+                f'--resume {self.folder}') from error
 
-    def _duplicate(self, src: Union[str, Path], dst: Union[str, Path]) -> None:
-        with atomic_write(dst) as temporary:
-            temporary.unlink()
-            super()._duplicate(str(src), str(temporary))
+
+def _checkpoint_name(epoch: Optional[int]) -> str:
+    return f'checkpoint-{epoch}.pth.tar'
+
+
+def _duplicate(source: Path, target: Path) -> None:
+    with atomic_write(target) as temporary:
+        temporary.unlink()
+        try:
+            os.link(source, temporary)
+        except (OSError, NotImplementedError):  # a file system without hard links
+            shutil.copy2(source, temporary)

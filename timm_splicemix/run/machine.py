@@ -1,4 +1,4 @@
-""" The machine that a run is on: devices, processes, precision """
+""" Device, processes, precision, seeds and versions of a run """
 import argparse
 import contextlib
 import functools
@@ -21,13 +21,16 @@ DTYPES = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.
 
 
 def set_up_device(args: argparse.Namespace) -> torch.device:
-    """ Join the other processes, if there are any, and find the device of this one.
+    """ Join the other processes, if there are any, and return the device of this process.
 
     Args:
-        args: Flags; gets `distributed`, `world_size`, `rank` and `local_rank`.
+        args: Flags; `distributed`, `world_size`, `rank` and `local_rank` are added.
     """
     for module in args.device_modules or ():
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError(f'Cannot import {module} of --device-modules: {error}') from error
     if torch.cuda.is_available():
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
@@ -38,7 +41,7 @@ def set_up_device(args: argparse.Namespace) -> torch.device:
             raise UsageError(f"Expected a device of this machine, but got '{args.device}': {error}") from error
     device = init_distributed_device(args)
     if args.sync_bn and device.type == 'cpu':
-        raise UsageError('Expected --sync-bn on GPUs, but got the CPU, which torch has no synchronised BatchNorm for.')
+        raise UsageError('Expected --sync-bn on GPUs, but got the CPU, where torch has no synchronised BatchNorm.')
     if args.fast_norm:
         set_fast_norm()
     _logger.info(
@@ -51,15 +54,7 @@ def precision(
         args: argparse.Namespace,
         device: torch.device,
 ) -> tuple[Callable[[], contextlib.AbstractContextManager], Optional[NativeScaler], torch.dtype]:
-    """ How numbers are stored.
-
-    Args:
-        args: Flags.
-        device: Device of this process.
-
-    Returns:
-        What makes the context of a forward pass, the scaler of gradients if float16 needs one, and the type of weights.
-    """
+    """Return a function that creates the autocast context, the loss scaler (float16 only), and the type of weights."""
     dtype = DTYPES[args.model_dtype or 'float32']
     if not args.amp:
         return contextlib.nullcontext, None, dtype
@@ -70,16 +65,21 @@ def precision(
 
 
 def set_seed(seed: int) -> None:
-    """ Seed torch's generators, those of all devices.
-
-    Args:
-        seed: 32 bits.
-    """
+    """Seed torch's generators on all devices."""
     torch.manual_seed(seed)
 
 
+def broadcast_flag(value: bool, device: torch.device, distributed: bool) -> bool:
+    """Return the value of the primary process on all processes, which must all call this."""
+    if not distributed:
+        return value
+    flag = torch.tensor(int(value), device=device)
+    torch.distributed.broadcast(flag, src=0)
+    return bool(flag)
+
+
 def describe_machine(version: str) -> dict[str, Any]:
-    """ What a result may depend on beside the flags.
+    """ Return what a result may depend on in addition to the flags.
 
     Args:
         version: Version of this package.

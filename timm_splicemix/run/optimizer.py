@@ -1,4 +1,4 @@
-""" Learning rates as timm sets them, and one of its own for the backbone """
+""" Optimizer and learning rates from flags, with --backbone-lr-scale """
 import argparse
 from pathlib import Path
 from typing import Any, Iterable, Optional
@@ -15,22 +15,15 @@ from ..models import classifier_parameters
 
 
 def learning_rate(args: argparse.Namespace, world_size: int) -> float:
-    """ The learning rate, or the one that follows from the base rate and the size of the global batch.
-
-    The rate grows with the batch, or with its square root for adaptive optimizers, unless --lr-base-scale says which.
-
-    Args:
-        args: Flags of timm.
-        world_size: Number of processes.
-    """
+    """Return --lr, or as in timm --lr-base scaled by the global batch size or its square root."""
     if args.lr is not None:
         return args.lr
     if args.lr_base_scale not in ('', 'linear', 'sqrt'):
         raise UsageError(f"Expected --lr-base-scale linear or sqrt, but got '{args.lr_base_scale}'.")
     ratio = args.batch_size * args.grad_accum_steps * world_size / args.lr_base_size
-    adaptive = any(name in args.opt.lower() for name in ('ada', 'lamb'))
-    by_root = args.lr_base_scale == 'sqrt' or (not args.lr_base_scale and adaptive)
-    return args.lr_base * (ratio ** 0.5 if by_root else ratio)
+    is_adaptive = any(name in args.opt.lower() for name in ('ada', 'lamb'))
+    use_sqrt = args.lr_base_scale == 'sqrt' or (not args.lr_base_scale and is_adaptive)
+    return args.lr_base * (ratio ** 0.5 if use_sqrt else ratio)
 
 
 def create_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
@@ -38,7 +31,7 @@ def create_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.
 
     Args:
         model: A timm model.
-        args: Flags of timm, with `lr` set.
+        args: Flags, with `lr` set.
     """
     try:
         optimizer = create_optimizer_v2(model, **optimizer_kwargs(args), **args.opt_kwargs)
@@ -55,14 +48,15 @@ def create_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.
 
 
 def scale_others(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], scale: float) -> None:
-    """ Give all other parameters a learning rate of their own, as a part of the common one.
+    """ Scale the learning rate of all parameters except the given ones.
 
-    timm's schedulers multiply what they set by `lr_scale` of a group, so groups are divided and get one.
+    timm's schedulers multiply the learning rate of a parameter group by its `lr_scale`, so groups are split and get
+    one.
 
     Args:
-        optimizer: Optimizer that has not stepped yet.
-        parameters: Those that keep their rate.
-        scale: Factor for the others.
+        optimizer: An optimizer that has not made a step.
+        parameters: Parameters that keep their learning rate.
+        scale: Factor for all others.
     """
     keep = {id(parameter) for parameter in parameters}
     groups = []
@@ -80,64 +74,53 @@ def create_scheduler(
         args: argparse.Namespace,
         updates_per_epoch: int,
 ) -> tuple[Optional[Scheduler], int]:
-    """ Create timm's scheduler.
-
-    Args:
-        optimizer: Optimizer whose rates it sets.
-        args: Flags of timm.
-        updates_per_epoch: Number of steps of the optimizer in an epoch.
-
-    Returns:
-        The scheduler, None for constant rates, and the number of epochs that it wants.
-    """
+    """Create timm's scheduler (None for constant learning rates); also returns its number of epochs."""
     if args.sched not in SCHEDULES:
         raise UsageError(f"Expected --sched to be one of {', '.join(SCHEDULES)}, but got '{args.sched}'.")
     if args.sched == 'plateau' and args.sched_on_updates:
-        raise UsageError('Expected --sched plateau without --sched-on-updates, but got both: it looks at epochs.')
+        raise UsageError(
+            'Expected --sched plateau without --sched-on-updates, but got both: it steps once per epoch.')
     decreasing = 'loss' in args.eval_metric
     scheduler, num_epochs = create_scheduler_v2(
         optimizer, **scheduler_kwargs(args, decreasing_metric=decreasing), updates_per_epoch=updates_per_epoch)
-    if scheduler is None:  # nobody else applies it
+    if scheduler is None:  # timm applies lr_scale in its schedulers only
         for group in optimizer.param_groups:
             group['lr'] *= group.get('lr_scale', 1.)
     return scheduler, num_epochs
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path) -> None:
-    """ Load the state of an optimizer, or say how to do without.
-
-    Args:
-        optimizer: The optimizer.
-        state: Its state.
-        path: Where it comes from.
-    """
+    """Load the optimizer state of the checkpoint at `path`."""
     try:
         optimizer.load_state_dict(state)
     except (KeyError, ValueError) as error:
         raise UsageError(
-            f'Expected the state of the same optimizer in {path}, but got: {error}; use --no-resume-opt to start it '
-            'anew.') from error
+            f'The optimizer state in {path} is of another optimizer ({error}). Use --no-resume-opt to resume without '
+            'it.') from error
 
 
 def scheduler_state(scheduler: Optional[Scheduler]) -> dict[str, Any]:
-    """ What a scheduler remembers; most remember nothing.
-
-    Args:
-        scheduler: A scheduler of timm.
-    """
-    if not hasattr(scheduler, 'lr_scheduler'):  # only the plateau
+    """Return the state of a plateau scheduler; the others have none."""
+    if not hasattr(scheduler, 'lr_scheduler'):
         return {}
     state = {name: value for name, value in vars(scheduler.lr_scheduler).items() if isinstance(value, (int, float))}
     return {'plateau': state, 'restore_lr': scheduler.restore_lr}
 
 
 def load_scheduler_state(scheduler: Optional[Scheduler], state: dict[str, Any]) -> None:
-    """ Be as the scheduler was.
-
-    Args:
-        scheduler: A scheduler of timm.
-        state: What `scheduler_state` returned.
-    """
     if state and hasattr(scheduler, 'lr_scheduler'):
         vars(scheduler.lr_scheduler).update(state['plateau'])
         scheduler.restore_lr = state['restore_lr']
+
+
+def resume_scheduler(scheduler: Optional[Scheduler], epoch: int, num_updates: int) -> None:
+    """ Set the learning rates of the epoch and update at which a run resumes.
+
+    Args:
+        scheduler: The scheduler; plateau schedulers are left alone, because their rates come with the optimizer state.
+        epoch: Next epoch.
+        num_updates: Number of updates before the next one.
+    """
+    if scheduler is not None and num_updates and not hasattr(scheduler, 'lr_scheduler'):
+        scheduler.step(epoch)
+        scheduler.step_update(num_updates)

@@ -1,7 +1,6 @@
-""" What an epoch tells while it goes on: means of losses, rate and time left, and a loss that is no number """
+""" Mean losses, the check for non-finite losses, and the progress of an epoch """
 import logging
 import time
-from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import torch
@@ -13,11 +12,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LossMeter:
-    """ Means over the images of an epoch, summed where the values are, so that nothing waits for a GPU.
-
-    Args:
-        device: Where the values are.
-    """
+    """Mean losses over images. They are accumulated on `device`, so that updating never waits for a GPU."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -26,24 +21,20 @@ class LossMeter:
         self.count = 0
 
     def update(self, values: dict[str, torch.Tensor], count: int) -> None:
-        """ Add the means over some images.
-
-        Args:
-            values: Mean of each quantity.
-            count: Number of images.
-        """
+        """Add the mean losses of `count` images."""
         self.count += count
         for name, value in values.items():
             if name not in self.sums:
                 self.sums[name] = torch.zeros((), dtype=self.dtype, device=self.device)
             self.sums[name] += value.detach().to(self.dtype) * count
 
-    def state_dict(self, distributed: bool = False) -> dict[str, Any]:
-        """ Sums and count as plain numbers.
+    def compute(self, distributed: bool = False) -> dict[str, float]:
+        """Return the means; with `distributed` over all processes, which must all call this."""
+        *sums, count = self._totals(distributed)
+        return {name: value / max(count, 1) for name, value in zip(self.sums, sums)}
 
-        Args:
-            distributed: Take those of all processes together; all must call this.
-        """
+    def state_dict(self, distributed: bool = False) -> dict[str, Any]:
+        """Return sums and count as numbers; with `distributed` over all processes, which must all call this."""
         *sums, count = self._totals(distributed)
         return {'sums': dict(zip(self.sums, sums)), 'count': round(count)}
 
@@ -51,15 +42,6 @@ class LossMeter:
         self.count = state['count']
         self.sums = {
             name: torch.tensor(value, dtype=self.dtype, device=self.device) for name, value in state['sums'].items()}
-
-    def compute(self, distributed: bool = False) -> dict[str, float]:
-        """ The means so far.
-
-        Args:
-            distributed: Take the mean over all processes; all must call this.
-        """
-        *sums, count = self._totals(distributed)
-        return {name: value / max(count, 1) for name, value in zip(self.sums, sums)}
 
     def _totals(self, distributed: bool) -> list[float]:
         count = torch.tensor(self.count, dtype=self.dtype, device=self.device)
@@ -69,47 +51,42 @@ class LossMeter:
         return values.tolist()
 
 
-@dataclass
 class FiniteCheck:
-    """ Finds the first batch whose loss is not a number, though values of a GPU are looked at now and then only.
+    """Finds the first batch with a non-finite loss. On a GPU the result is only read in `check()`, which waits."""
 
-    Args:
-        device: Where losses are.
-    """
-    device: torch.device
-    seen: list[tuple[int, list[str]]] = field(default_factory=list)  # batches since the last look, with their files
-
-    def __post_init__(self):
-        self.first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.first_bad = torch.full((), -1, dtype=torch.int64, device=device)
+        self.unchecked: list[tuple[int, list[str]]] = []  # batches since the last check, with their files
 
     def add(self, batch: int, loss: torch.Tensor, filenames: list[str]) -> None:
         is_first = (self.first_bad < 0) & ~torch.isfinite(loss.detach())
         self.first_bad = torch.where(is_first, torch.full_like(self.first_bad, batch), self.first_bad)
-        self.seen.append((batch, filenames))
+        self.unchecked.append((batch, filenames))
         if self.device.type == 'cpu':
-            self.look()
+            self.check()
 
-    def look(self) -> None:
-        """Raise an error if a loss was not finite; waits for a GPU."""
-        bad = int(self.first_bad)
-        files = dict(self.seen).get(bad)
-        self.seen.clear()
-        if bad >= 0:
+    def check(self) -> None:
+        """Raise an error if a loss was not finite."""
+        batch = int(self.first_bad)
+        filenames = dict(self.unchecked).get(batch)
+        self.unchecked.clear()
+        if batch >= 0:
+            files = f' (files: {", ".join(filenames)})' if filenames else ''
             raise UsageError(
-                f'Expected a finite loss, but got one that is not in batch {bad} of the epoch, of '
-                f'{", ".join(files or ["unknown files"])}: lower --lr, lengthen --warmup-epochs, set --clip-grad, or '
-                'use --amp-dtype bfloat16; the last checkpoint is from before.')
+                f'Non-finite loss at batch {batch}{files}. Lower --lr, lengthen --warmup-epochs, set --clip-grad, use '
+                '--amp-dtype bfloat16, or check these images. Saved checkpoints are from before this batch.')
 
 
 class Progress:
-    """ A bar on a terminal, lines of the log elsewhere: losses, images per second, time that is left.
+    """ Shows losses, images per second and remaining time: in a progress bar on a terminal, in log lines elsewhere.
 
     Args:
-        name: What is going on.
+        name: Name of the loop.
         total: Number of batches.
-        done: Number of them that were done before.
-        interval: Number of batches between lines.
-        is_primary: Whether anything is shown.
+        done: Number of batches that were done in an earlier run.
+        interval: Number of batches between log lines.
+        is_primary: True on the process that logs.
     """
 
     def __init__(self, name: str, total: int, done: int, interval: int, is_primary: bool):
@@ -118,10 +95,11 @@ class Progress:
         self.start = done
         self.interval = max(1, interval)
         self.is_primary = is_primary
-        self.bar = tqdm(total=total, initial=done, desc=name, unit='batch', leave=False, disable=None) \
-            if is_primary else None
+        self.bar = None
+        if is_primary:
+            self.bar = tqdm(total=total, initial=done, desc=name, unit='batch', leave=False, disable=None)
         self.num_images = 0
-        self.began = time.perf_counter()
+        self.started = time.perf_counter()
 
     def add(self, num_images: int) -> None:
         self.num_images += num_images
@@ -134,17 +112,17 @@ class Progress:
     def log(self, batch: int, losses: dict[str, float], optimizer: Optional[torch.optim.Optimizer] = None) -> None:
         if not self.is_primary:
             return
-        seconds = max(time.perf_counter() - self.began, 1e-9)
+        seconds = max(time.perf_counter() - self.started, 1e-9)
         parts = [f'{name} {value:.4f}' for name, value in losses.items()]
-        rate = f'{self.num_images / seconds:.1f} img/s'
         if optimizer is not None:
             parts.append(f'lr {max(group["lr"] for group in optimizer.param_groups):.3g}')
-        if self.bar is not None and not self.bar.disable:
-            self.bar.set_postfix_str(', '.join([*parts, rate]))
+        parts.append(f'{self.num_images / seconds:.1f} img/s')
+        if not self.bar.disable:
+            self.bar.set_postfix_str(', '.join(parts))
             return
         left = seconds / (batch + 1 - self.start) * (self.total - batch - 1)
         done = f'{batch + 1:>{len(str(self.total))}}/{self.total} ({100 * (batch + 1) // self.total:3d} %)'
-        _logger.info('  '.join([f'{self.name}: {done}', *parts, rate, f'{_duration(left)} left']))
+        _logger.info('  '.join([f'{self.name}: {done}', *parts, f'{_duration(left)} left']))
 
     def close(self) -> None:
         if self.bar is not None:

@@ -1,4 +1,4 @@
-""" Leaving a run in good order when it is asked to end """
+""" Stop a run at the next batch when it receives a signal """
 import signal
 from types import FrameType
 from typing import Optional
@@ -7,18 +7,15 @@ import torch
 
 
 class StopRequest:
-    """ Notes SIGINT and SIGTERM, so that a run can save before it leaves.
+    """ Catches SIGINT and SIGTERM, so that a run can save a checkpoint before it exits.
 
         with StopRequest(distributed) as stop:
             ...
             if stop.requested():
-                save(); leave()
+                save()
 
-    With several processes all of them leave at the same step if any was asked to: they ask each other over the CPU, so
-    that no GPU is waited for. A second signal to a run of one process ends it at once.
-
-    Args:
-        distributed: Whether there are other processes.
+    If one of several processes receives a signal, all of them stop at the same batch: they exchange a flag over the
+    CPU, without waiting for a GPU. A second signal ends a run of one process at once.
     """
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -30,23 +27,23 @@ class StopRequest:
 
     def __enter__(self) -> 'StopRequest':
         for number in self.SIGNALS:
-            self._previous[number] = signal.signal(number, self._note)
+            self._previous[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: Optional[FrameType]) -> None:
-        if self.received is not None and not self._distributed:  # torchrun sends a second one by itself
+    def _receive(self, number: int, frame: Optional[FrameType]) -> None:
+        if self.received is not None and not self._distributed:  # torchrun itself sends a second signal
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
 
     def requested(self) -> bool:
-        """Whether any process was asked to end; all have to call this equally often."""
-        asked = self.received is not None
+        """Return True if any process received a signal; all processes must call this equally often."""
+        received = self.received is not None
         if not self._distributed:
-            return asked
-        flag = torch.tensor(int(asked))
+            return received
+        flag = torch.tensor(int(received))
         torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self._group)
         return bool(flag)

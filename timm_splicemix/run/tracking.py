@@ -1,35 +1,70 @@
-""" What becomes of the numbers of each epoch: summary.csv, TensorBoard, Weights & Biases """
-import csv
-import shutil
+""" Output folder of a run, and the metrics of each epoch: summary.csv, TensorBoard, Weights & Biases """
+import argparse
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
-from timm.utils import update_summary
+import yaml
 
-from ..files import atomic_write
+from ..args import dump_args
+from ..errors import UsageError
+from ..files import free_folder, read_csv, write_csv, write_text
+from .checkpoint import has_checkpoints
+
+
+def find_output_folder(
+        output: str,
+        experiment: str,
+        model_name: str,
+        image_size: int,
+        checkpoint: Optional[Path] = None,
+) -> Path:
+    """ Return the folder of a run. A new run never gets a folder that has checkpoints of another run.
+
+    Args:
+        output: Parent folder; '' for output/train.
+        experiment: Name of the folder; '' for one of time, model and image size.
+        model_name: Name of the model.
+        image_size: Width of the images.
+        checkpoint: Checkpoint to resume, whose folder is used unless `output` or `experiment` is given.
+    """
+    if checkpoint is not None and not output and not experiment:
+        return checkpoint.parent
+    model_name = model_name.replace('/', '_').replace(':', '_')
+    name = experiment or f'{datetime.now():%Y%m%d-%H%M%S}-{model_name}-{image_size}'
+    resumed = None if checkpoint is None else checkpoint.parent.resolve()
+    return free_folder(
+        Path(output or 'output/train') / name,
+        lambda folder: has_checkpoints(folder) and folder.resolve() != resumed)
+
+
+def write_settings(
+        folder: Path,
+        settings: dict[str, Any],
+        environment: dict[str, Any],
+        class_names: Optional[Sequence[str]] = None,
+) -> None:
+    """Write args.yaml, environment.yaml and classes.txt."""
+    write_text(dump_args(argparse.Namespace(**settings)), folder / 'args.yaml')
+    write_text(yaml.safe_dump(environment, sort_keys=False), folder / 'environment.yaml')
+    if class_names:
+        write_text(''.join(f'{name}\n' for name in class_names), folder / 'classes.txt')
 
 
 def read_summary(path: Path) -> list[dict[str, str]]:
-    """ Rows of a summary, none if there is no file.
-
-    Args:
-        path: summary.csv of a run.
-    """
-    if not path.is_file():
-        return []
-    with open(path, newline='') as file:
-        return list(csv.DictReader(file))
+    """Read the rows of a summary.csv; [] if the file does not exist."""
+    return read_csv(path) if path.is_file() else []
 
 
 class Tracker:
-    """ Writes down the numbers of each epoch, in the folder of the run and where else they are wanted.
+    """ Writes the losses, metrics and learning rate of each epoch.
 
     Args:
-        folder: Folder of the run.
-        first_epoch: Epoch that comes next; what an earlier attempt wrote of it and after it is forgotten.
-        settings: Settings of the run.
-        tensorboard: Write for TensorBoard too.
-        wandb: Arguments of `wandb.init`, None not to use it.
+        folder: Output folder of the run.
+        first_epoch: Next epoch; rows of this and later epochs, which an earlier attempt wrote, are removed.
+        settings: Settings of the run, for Weights & Biases.
+        tensorboard: Write TensorBoard files.
+        wandb: Arguments of `wandb.init`, None to disable it.
     """
 
     def __init__(
@@ -40,37 +75,36 @@ class Tracker:
             tensorboard: bool = False,
             wandb: Optional[dict[str, Any]] = None,
     ):
-        self.folder = folder
         self.summary = folder / 'summary.csv'
-        self._forget_from(first_epoch)
+        rows = read_summary(self.summary)
+        self.rows = [row for row in rows if int(row['epoch']) < first_epoch]
+        if len(self.rows) < len(rows):
+            self._write(list(rows[0]))
         self._tensorboard = _open_tensorboard(folder, first_epoch) if tensorboard else None
         self._wandb = _open_wandb(settings or {}, wandb) if wandb is not None else None
 
     def add(self, epoch: int, train: dict[str, float], evaluation: dict[str, float], lr: float) -> None:
-        """ Write down an epoch.
+        """ Write an epoch.
 
         Args:
-            epoch: Its number.
-            train: Means of the losses.
-            evaluation: Metrics, empty if the epoch was not evaluated.
+            epoch: Number of the epoch.
+            train: Mean training losses.
+            evaluation: Metrics, {} if the epoch was not evaluated.
             lr: Learning rate.
         """
-        rows = read_summary(self.summary)
-        columns = ['epoch', *(f'train_{name}' for name in train), *(f'eval_{name}' for name in evaluation), 'lr']
-        if not evaluation and rows:  # keep the columns of an epoch that was evaluated
-            evaluation = {name[5:]: '' for name in rows[0] if name.startswith('eval_')}
-        elif rows and list(rows[0]) != columns:
-            self._rewrite(rows, columns)
-        with atomic_write(self.summary) as temporary:
-            if rows:
-                shutil.copyfile(self.summary, temporary)
-            update_summary(
-                epoch, train, evaluation, temporary, lr=lr, write_header=not rows, log_wandb=self._wandb is not None)
+        train_row = {f'train_{name}': value for name, value in train.items()}
+        eval_row = {f'eval_{name}': value for name, value in evaluation.items()}
+        row = {'epoch': epoch, **train_row, **eval_row, 'lr': lr}
+        eval_columns = eval_row or (name for name in (self.rows or [{}])[0] if name.startswith('eval_'))
+        self.rows.append({name: str(value) for name, value in row.items()})
+        self._write(['epoch', *train_row, *eval_columns, 'lr'])
         if self._tensorboard is not None:
-            for name, value in {**_named('train', train), **_named('eval', evaluation), 'lr': lr}.items():
-                if value != '':
-                    self._tensorboard.add_scalar(name, value, epoch)
+            for name, value in row.items():
+                if name != 'epoch':
+                    self._tensorboard.add_scalar(name.replace('_', '/', 1), value, epoch)
             self._tensorboard.flush()
+        if self._wandb is not None:
+            self._wandb.log(row)
 
     def close(self) -> None:
         if self._tensorboard is not None:
@@ -78,38 +112,25 @@ class Tracker:
         if self._wandb is not None:
             self._wandb.finish()
 
-    def _forget_from(self, epoch: int) -> None:
-        rows = read_summary(self.summary)
-        kept = [row for row in rows if int(row['epoch']) < epoch]
-        if rows and not kept:
+    def _write(self, columns: Sequence[str]) -> None:
+        self.rows = [{name: row.get(name, '') for name in columns} for row in self.rows]
+        if self.rows:
+            write_csv(self.rows, self.summary)
+        else:
             self.summary.unlink()
-        elif len(kept) < len(rows):
-            self._rewrite(kept, list(rows[0]))
-
-    def _rewrite(self, rows: list[dict[str, str]], columns: list[str]) -> None:
-        with atomic_write(self.summary) as temporary, open(temporary, 'w', newline='') as file:
-            writer = csv.DictWriter(file, columns, restval='', extrasaction='ignore')
-            writer.writeheader()
-            writer.writerows(rows)
-
-
-def _named(prefix: str, values: dict[str, float]) -> dict[str, float]:
-    return {f'{prefix}/{name}': value for name, value in values.items()}
 
 
 def _open_tensorboard(folder: Path, first_epoch: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ImportError('Expected TensorBoard for --log-tensorboard, but it is not installed: '
-                          'pip install tensorboard') from None
+    except ImportError as error:
+        raise UsageError('--log-tensorboard requires TensorBoard: pip install tensorboard') from error
     return SummaryWriter(str(folder), purge_step=first_epoch)
 
 
 def _open_wandb(settings: dict[str, Any], options: dict[str, Any]) -> Any:
     try:
         import wandb
-    except ImportError:
-        raise ImportError(
-            'Expected Weights & Biases for --log-wandb, but it is not installed: pip install wandb') from None
+    except ImportError as error:
+        raise UsageError('--log-wandb requires Weights & Biases: pip install wandb') from error
     return wandb.init(config=settings, **options)
