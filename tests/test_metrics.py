@@ -530,7 +530,7 @@ def test_two_processes_give_the_digits_of_one(run, tmp_path):
     (torch.zeros(4, 3), torch.zeros(4), r'Expected targets of the shape of the scores, \(4, 3\), but got \(4,\)'),
     (torch.zeros(4, 3), torch.zeros(4, 2), r'Expected targets of the shape of the scores, \(4, 3\), but got \(4, 2\)'),
     (torch.zeros(4, 3).long(), torch.zeros(4, 3), r'Expected scores of a floating point type, but got torch.int64'),
-    (torch.tensor([[0., 0, 0], [0, 0, math.nan]]), torch.zeros(2, 3), r'Expected .* but got NaN in row 1, class 2'),
+    (torch.tensor([[0., 0, 0], [0, 0, math.nan]]), torch.zeros(2, 3), 'Score is NaN for row 1, class 2'),
     (torch.zeros(2, 3), torch.tensor([[0, 1, 0], [0, 0.9, 0]]), r'Expected targets of 1, 0, or -1 .* row 1, class 1'),
     (torch.zeros(1, 3), torch.tensor([[0, 1, math.nan]]), r'Expected targets of 1, 0, or -1 .* row 0, class 2'),
     (torch.zeros(1, 3), torch.tensor([[0, 1, -2]]), r'Expected targets of 1, 0, or -1 .* row 0, class 2'),
@@ -584,14 +584,14 @@ def test_a_bad_batch_is_named_and_leaves_the_meter_as_it_was():
     meter.update(scores[:100], targets[:100])
     broken = scores[100:].clone()
     broken[3, 1] = math.nan
-    with pytest.raises(ValueError, match=r'NaN in row 103, class 1 \(dog\)'):
+    with pytest.raises(ValueError, match=r'NaN for row 103, class 1 \(dog\)'):
         meter.update(broken, targets[100:])
     with pytest.raises(ValueError, match='Expected logits of 7 classes, but got 6'):
         meter.update(scores[:, 1:], targets[:, 1:])
     meter.update(scores[100:], targets[100:])
     assert meter.compute() == compute(scores, targets)
     meter.reset()
-    with pytest.raises(ValueError, match=r'NaN in the sample of index 1003, class 1 \(dog\)'):
+    with pytest.raises(ValueError, match=r'NaN for sample 1003, class 1 \(dog\)'):
         meter.update(broken, targets[100:], range(1000, 1100))
 
 

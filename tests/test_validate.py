@@ -106,7 +106,7 @@ def refusal(capsys, argv):
         main([str(part) for part in argv])
     assert caught.value.code == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert 'Expected' in line, line
+    assert 'error: ' in line, line
     return line
 
 

@@ -49,7 +49,7 @@ from .metrics import (
     PRESETS,
     AccuracyMeter,
     AveragingMeter,
-    NamingMeter,
+    MultilabelMeter,
     Preset,
     Thresholds,
     describe_tuning,
@@ -393,8 +393,8 @@ class Validation:
         args, number = self.args, len(self.class_names)
         if self.multi_label:
             values = self.thresholds.values if isinstance(self.thresholds, Thresholds) else self.thresholds
-            return NamingMeter(
-                dataset.filename, number, threshold=values, preset=args.metrics, class_names=self.class_names)
+            return MultilabelMeter(
+                number, threshold=values, preset=args.metrics, class_names=self.class_names, filename=dataset.filename)
         return AveragingMeter(self.device, number, args.metrics_avg) if args.metrics_avg else AccuracyMeter(self.device)
 
     def _prepare(self, input_size: tuple[int, int, int]) -> nn.Module:

@@ -1,12 +1,7 @@
 """ Metrics, the meters that accumulate them, and thresholds """
-from .multilabel import (
-    PRESETS,
-    MultilabelMeter,
-    NamingMeter,
-    Preset,
-    average_precision,
-    multilabel_metrics,
-)
+from .functional import average_precision, multilabel_metrics
+from .multilabel import MultilabelMeter
+from .preset import PRESETS, Preset
 from .single_label import AccuracyMeter, AveragingMeter
 from .thresholds import (
     Thresholds,
@@ -22,7 +17,6 @@ __all__ = [
     'AccuracyMeter',
     'AveragingMeter',
     'MultilabelMeter',
-    'NamingMeter',
     'Preset',
     'Thresholds',
     'average_precision',

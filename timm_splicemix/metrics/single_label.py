@@ -1,14 +1,14 @@
-""" Meters of single-label data: accuracy, precision, recall and F1 """
+""" Meters of single-label data: accuracy, precision, recall and F1, summed over all processes """
 from typing import Optional, Sequence
 
 import torch
 
 
 class AccuracyMeter:
-    """ Top-1 and top-5 accuracy of single labels, over all processes; the counterpart of `MultilabelMeter`.
+    """ Top-1 and top-5 accuracy; the single-label counterpart of `MultilabelMeter`.
 
     Args:
-        device: Where predictions are.
+        device: Device of the predictions.
     """
 
     def __init__(self, device: torch.device):
@@ -18,35 +18,30 @@ class AccuracyMeter:
         return int(self.counts[2])
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor, indices: Optional[Sequence[int]] = None) -> None:
-        """ Count a batch.
+        """ Add a batch.
 
         Args:
             logits: (B, classes).
             targets: (B,) class indices.
-            indices: Not needed: no sample comes twice.
+            indices: Ignored: our samplers repeat no sample.
         """
         hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]  # (B, 5)
         counts = torch.stack([hits[:, 0].sum(), hits.sum(), hits.new_tensor(len(targets), dtype=torch.int64)])
         self.counts += counts.to(self.counts)
 
     def compute(self) -> dict[str, float]:
-        """Accuracies in percent."""
-        counts = self.counts.clone()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(counts)
-        top1, top5, number = counts.tolist()
+        """Return the accuracies in percent."""
+        top1, top5, number = _sum_over_processes(self.counts).tolist()
         return {'top1': 100 * top1 / max(number, 1), 'top5': 100 * top5 / max(number, 1)}
 
 
-
-
 class AveragingMeter(AccuracyMeter):
-    """ Accuracy, precision, recall and F1 of single labels, over all processes.
+    """ Accuracy, and precision, recall and F1 averaged as in scikit-learn.
 
     Args:
-        device: Where predictions are.
+        device: Device of the predictions.
         num_classes: Number of classes.
-        average: 'micro' over all images, 'macro' over classes, or 'weighted' by their number of images.
+        average: 'micro' over all images, 'macro' over classes, or 'weighted' by the number of images of each class.
     """
 
     def __init__(self, device: torch.device, num_classes: int, average: str):
@@ -63,14 +58,12 @@ class AveragingMeter(AccuracyMeter):
             self.classes[row].index_add_(0, classes, ones.to(self.classes.dtype))
 
     def compute(self) -> dict[str, float]:
-        """Accuracies, precision, recall and F1 in percent."""
+        """Return accuracies, precision, recall and F1 in percent."""
         metrics = super().compute()
-        counts = self.classes.clone()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(counts)
+        counts = _sum_over_processes(self.classes)
         if self.average == 'micro':
             counts = counts.sum(dim=1, keepdim=True)
-        counts = counts[:, counts[1] + counts[2] > 0]  # as scikit-learn: classes that are neither there nor predicted
+        counts = counts[:, counts[1] + counts[2] > 0]  # as in scikit-learn: without classes neither present nor predicted
         true, predicted, positive = counts.double().cpu()
         values = {
             'precision': true / predicted.clamp(min=1),
@@ -81,3 +74,10 @@ class AveragingMeter(AccuracyMeter):
         return {**metrics, **{
             f'{name}_{self.average}': 100 * float((value * weights).sum() / weights.sum())
             for name, value in values.items()}}
+
+
+def _sum_over_processes(counts: torch.Tensor) -> torch.Tensor:
+    counts = counts.clone()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(counts)
+    return counts

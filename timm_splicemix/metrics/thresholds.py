@@ -9,7 +9,8 @@ import torch
 
 from ..errors import UsageError
 from ..files import format_table, write_json
-from .multilabel import Preset, multilabel_metrics
+from .functional import multilabel_metrics
+from .preset import Preset
 
 _logger = logging.getLogger(__name__)
 FEW = 10  # positives below which a threshold is mostly chance
