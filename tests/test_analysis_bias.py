@@ -220,7 +220,7 @@ def test_a_pair_without_images_in_a_distribution_is_left_out_and_named(tmp_path,
     path = write_result(tmp_path / 'a', scores)
     (tmp_path / 'pairs.csv').write_text('class,context\nant,bee\ncow,dog\n')
     main([path, '--pairs', str(tmp_path / 'pairs.csv'), '--output', str(tmp_path / 'out')])
-    assert 'no image of them: ant - bee.' in capsys.readouterr().out
+    assert 'no images: ant - bee.' in capsys.readouterr().out
     exclusive, together = score_pairs(scores, create_context(scores), [Pair('cow', 'dog')])[0]
     row, = read_table(tmp_path / 'out' / 'bias.csv')
     assert (float(row['exclusive']), float(row['co-occur'])) == (pytest.approx(exclusive), pytest.approx(together))
@@ -236,19 +236,22 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):
     stuff = write_stuff(tmp_path / 'stuff.json', [1, 2], [['road'], []])
     bad = tmp_path / 'bad'
     bad.write_text('name\nant\n')
+    empty = tmp_path / 'empty.json'
+    empty.write_text('{}')
     twice = tmp_path / 'twice.csv'
     twice.write_text('class,context\nant,bee\nant,cow\n')
     absent = tmp_path / 'absent.csv'
     absent.write_text('class,context\nant,road\n')
     for argv, message in [
             (['--number', '0'], '--number of at least 1'), (['--min-part', '2'], '--min-part from 0 to 1'),
-            (['--pairs', bad, '--number', '3'], '--pairs, or --number'), (['--pairs', bad], "'class' and 'context'"),
+            (['--pairs', bad, '--number', '3'], '--pairs, or --number'), (['--pairs', bad], "a column 'class'"),
             (['--pairs', tmp_path / 'nowhere'], 'nowhere'), (['--pairs', twice], "'ant' twice"),
             (['--pairs', absent], "but got 'road'"), (['--pairs', 'coco-stuff'], "but got 'cup'"),
-            (['--context', bad], 'COCO format'), (['--context', stuff], '78 that are not there'),
+            (['--context', bad], 'Expected JSON'), (['--context', empty], 'COCO format'),
+            (['--context', stuff], '78 that are missing'),
             (['--pairs-from', other], 'the classes of the results'), (['--pairs-from', tmp_path], 'results.json'),
             (['--classes', bad], "but got 'name'"), (['--classes', tmp_path / 'nowhere'], 'nowhere'),
-            (['--min-part', '1'], 'lower --min-part')]:
+            (['--min-part', '1'], 'Lower --min-part')]:
         check_refused(main, [path, *argv, '--output', tmp_path / 'out'], message, capsys)
     (tmp_path / 'a' / 'scores.npz').unlink()
     check_refused(main, [path], 'scores.npz', capsys)

@@ -1,6 +1,4 @@
 """ Class activation maps """
-import csv
-
 import numpy as np
 import pytest
 import timm
@@ -8,6 +6,7 @@ import torch
 from PIL import Image
 
 import timm_splicemix as tsm
+from tests.analyses import check_refused, read_table
 from tests.helpers import raises_error
 from tests.test_validate import CLASSES, write_checkpoint
 from timm_splicemix.analysis.cam import (
@@ -16,7 +15,7 @@ from timm_splicemix.analysis.cam import (
     main,
     to_heat,
 )
-from timm_splicemix.analysis.checkpoints import load_checkpoints, short_names
+from timm_splicemix.analysis.common import create_checkpoint_parser, load_checkpoints
 
 
 def maps_of(model, size=64):
@@ -86,13 +85,6 @@ def test_heat_goes_from_0_to_1_and_is_as_large_as_the_image():
     assert not to_heat(torch.full((2, 2), 7.), (4, 4)).any()
 
 
-def test_names_are_the_shortest_ends_that_differ(tmp_path):
-    assert short_names([tmp_path / 'a' / 'x', tmp_path / 'b' / 'y']) == ['x', 'y']
-    assert short_names([tmp_path / 'a' / 'x', tmp_path / 'b' / 'x']) == ['a/x', 'b/x']
-    with raises_error('different paths'):
-        short_names([tmp_path, tmp_path / 'a' / '..'])
-
-
 @pytest.fixture(scope='module')
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp('cam')
@@ -106,7 +98,8 @@ def place(tmp_path_factory):
 
 
 def test_checkpoints_are_found_in_runs_and_named_by_them(place):
-    checkpoints = load_checkpoints([place / 'cnn', place / 'vit' / 'model_best.pth.tar'])
+    paths = [str(place / 'cnn'), str(place / 'vit' / 'model_best.pth.tar')]
+    checkpoints = load_checkpoints(create_checkpoint_parser('cam', '').parse_args(paths))
     assert [checkpoint.name for checkpoint in checkpoints] == ['cnn', 'vit']
     assert [checkpoint.class_names for checkpoint in checkpoints] == [CLASSES, CLASSES[::-1]]
 
@@ -116,8 +109,7 @@ def test_the_command_writes_a_row_and_a_map_for_each(place, tmp_path, capsys):
     files = [str(place / name) for name in ('one.png', 'two.png')]
     main([str(place / 'cnn'), str(place / 'vit'), '--images', *files, '--classes', 'dog', 'bird',
           '--names', 'A', 'B', '--output', str(tmp_path)])
-    with open(tmp_path / 'cam.csv') as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(tmp_path / 'cam.csv')
     assert [(row['image'], row['class'], row['checkpoint']) for row in rows] == [
         (file, name, model) for file in files for name in ('dog', 'bird') for model in 'AB']
     model, _ = tsm.load_checkpoint(place / 'cnn' / 'model_best.pth.tar')
@@ -136,18 +128,14 @@ def test_the_command_writes_a_row_and_a_map_for_each(place, tmp_path, capsys):
 def test_bad_input_is_one_line(place, tmp_path, capsys):
     image, run = str(place / 'one.png'), str(place / 'cnn')
     for argv, message in (
-            ([run, '--images', image, '--classes', 'brid'], "Expected classes of cnn, but got 'brid': there are bird"),
+            ([run, '--images', image, '--classes', 'brid'], "classes of cnn, such as bird, but got 'brid'"),
             ([run, '--images', str(place / 'no.png'), '--classes', 'dog'], 'no.png'),
             ([run, '--images', str(place / 'broken.png'), '--classes', 'dog'], 'broken.png'),
             ([str(place / 'nothing'), '--images', image, '--classes', 'dog'], 'no file'),
             ([run, run, '--images', image, '--classes', 'dog'], 'twice'),
             ([run, '--images', image, '--classes', 'dog', '--names', 'a', 'b'], '--names'),
-            ([run, '--images', *(f'{i}.png' for i in range(61)), '--classes', 'dog'], 'choose fewer'),
+            ([run, '--images', *(f'{i}.png' for i in range(61)), '--classes', 'dog'], 'at most 60 maps'),
             ([run, '--images', image, '--classes', 'dog', '--use-ema'], '--use-ema'),
             ([run, '--classes', 'dog'], '--images')):
-        with pytest.raises(SystemExit) as caught:
-            main([*argv, '--output', str(tmp_path / 'out')])
-        assert caught.value.code == 2
-        lines = capsys.readouterr().err.strip().splitlines()
-        assert len(lines) == 1 and message in lines[0], lines
+        check_refused(main, [*argv, '--output', tmp_path / 'out'], message, capsys)
     assert not (tmp_path / 'out').exists()

@@ -48,10 +48,10 @@ def test_runs_are_called_by_the_ends_of_their_paths_that_differ(runs, tmp_path):
 
 
 def test_bad_input_is_one_line_and_exit_code_2(runs, tmp_path, capsys):
-    check_refused(main, [tmp_path / 'nowhere'], 'nowhere, which does not exist', capsys)
-    check_refused(main, [tmp_path], 'which has no epoch', capsys)
+    check_refused(main, [tmp_path / 'nowhere'], 'nowhere: it does not exist', capsys)
+    check_refused(main, [tmp_path], 'it has no epoch', capsys)
     check_refused(main, [*runs, '--metric', 'eval_map'], 'train_loss, eval_loss, eval_mAP', capsys)
-    check_refused(main, [runs[0], runs[0]], 'one twice', capsys)
+    check_refused(main, [runs[0], runs[0]], 'twice', capsys)
     check_refused(main, [*runs, '--names', 'a'], '3 different --names', capsys)
     never = write_run(tmp_path / 'never', [None, None])
     check_refused(main, [runs[0], never], 'never', capsys)

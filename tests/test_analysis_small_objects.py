@@ -7,7 +7,6 @@ import torch
 
 from tests.analyses import check_refused, check_written, random_scores, read_table, write_result
 from tests.helpers import rng
-from timm_splicemix.analysis.common import read_evaluations
 from timm_splicemix.analysis.small_objects import (
     gain_rows,
     main,
@@ -16,6 +15,7 @@ from timm_splicemix.analysis.small_objects import (
 )
 from timm_splicemix.data import create_dataset, generate_shapes
 from timm_splicemix.data.shapes_scene import CLASS_NAMES
+from timm_splicemix.results import read_results
 
 NAMES = ('ant', 'bee', 'cow', 'dog', 'elk')
 AREAS = {'ant': 1., 'bee': 2., 'cow': 50., 'dog': 40., 'elk': 90.}
@@ -42,8 +42,8 @@ def test_areas_are_means_over_objects(shapes):
 
 
 def test_gains_are_differences_of_what_is_on_disk(results):
-    evaluations = read_evaluations(results, ['base', 'a', 'b'])
-    rows = gain_rows(evaluations, AREAS, 2)
+    evaluated = read_results(results, ['base', 'a', 'b'])
+    rows = gain_rows(evaluated, AREAS, 2)
     assert [row['class'] for row in rows] == ['ant', 'bee', 'dog', 'cow', 'elk']
     assert [row['group'] for row in rows] == ['smallest', 'smallest', '', 'largest', 'largest']
     tables = [{row['class']: float(row['AP']) for row in read_table(f'{path}/per_class_ap.csv')} for path in results]
@@ -59,7 +59,7 @@ def test_gains_are_differences_of_what_is_on_disk(results):
 
 
 def test_groups_never_share_a_class(results):
-    rows = gain_rows(read_evaluations(results), AREAS, 20)
+    rows = gain_rows(read_results(results), AREAS, 20)
     assert [row['group'] for row in rows] == ['smallest', 'smallest', '', 'largest', 'largest']
 
 
@@ -67,7 +67,7 @@ def test_classes_without_objects_or_positives_are_left_out(tmp_path):
     targets = (torch.rand(30, 5, generator=rng(9)) < 0.5).to(torch.int8)
     targets[:, 1] = 0
     paths = [write_result(tmp_path / f'r{seed}', random_scores(targets, NAMES, seed)) for seed in range(2)]
-    rows = gain_rows(read_evaluations(paths), {**AREAS, 'elk': math.nan})
+    rows = gain_rows(read_results(paths), {**AREAS, 'elk': math.nan})
     assert [row['class'] for row in rows] == ['ant', 'dog', 'cow']
 
 
@@ -113,11 +113,11 @@ def test_bad_input_is_one_line_and_exit_code_2(shapes, results, tmp_path, capsys
     check([*results, *coco], 'a data set with the classes of the results')
     check([*results, *coco, '--names', 'a', 'b'], '3 different --names')
     check([*results, *coco, '--names', 'a', 'b', 'a'], '3 different --names')
-    check([results[0], results[0], *coco], 'one twice')
+    check([results[0], results[0], *coco], 'twice')
     check([results[0], tmp_path / 'nowhere', *coco], 'nowhere')
     check([*results, *output, '--dataset', 'coco', '--data-dir', tmp_path / 'nowhere'], 'does not exist')
     check([*results, *coco, '--split', 'test'], 'instances_test.json')
     (tmp_path / 'train.csv').write_text('image,labels\na.jpg,ant\n')
-    check([*results, *output, '--data-dir', tmp_path, '--annotations', 'train.csv'], 'how large objects are')
+    check([*results, *output, '--data-dir', tmp_path, '--annotations', 'train.csv'], 'with the areas of objects')
     (tmp_path / 'r1' / 'per_class_ap.csv').unlink()
     check([*results, *coco], 'per_class_ap.csv')

@@ -89,6 +89,6 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, tmp_path, capsys):
     main([*runs, other, '--ignore', 'lr', '--output', str(tmp_path / 'out')])
     capsys.readouterr()
     (tmp_path / 'other' / 'args.yaml').write_text('- a\n')
-    check_refused(main, [*runs, other], "'flag: value'", capsys)
+    check_refused(main, [*runs, other], "'name: value'", capsys)
     (tmp_path / 'other' / 'args.yaml').unlink()
     check_refused(main, [*runs, other], 'args.yaml', capsys)

@@ -8,6 +8,7 @@ import timm
 import torch
 from PIL import Image
 
+from tests.analyses import check_refused, read_table
 from tests.helpers import raises_error
 from tests.test_validate import write_checkpoint
 from timm_splicemix.analysis.tsne import (
@@ -86,14 +87,13 @@ def test_super_categories_come_from_coco_and_csv(place):
     assert read_groups(place / 'coco.json') == expected
     assert read_groups(place / 'groups.csv') == {'class': 'super-category', **expected}
     assert group_classes(CLASSES, expected, '') == list(GROUPS)
-    with raises_error("none of 1, such as 'emu'"):
+    with raises_error("1 are missing, such as 'emu'"):
         group_classes(('bird', 'emu'), expected, 'file')
 
 
 def test_the_command_writes_a_table_and_a_picture(place, tmp_path, capsys):
     main([str(place / 'one'), str(place / 'two'), '--groups', str(place / 'coco.json'), '--output', str(tmp_path)])
-    with open(tmp_path / 'tsne.csv') as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(tmp_path / 'tsne.csv')
     assert [(row['checkpoint'], row['class'], row['group']) for row in rows] == [
         (run, *pair) for run in ('one', 'two') for pair in zip(CLASSES, GROUPS)]
     assert all(row['nearest'] in CLASSES and row['nearest'] != row['class'] and float(row['x']) for row in rows)
@@ -115,24 +115,20 @@ def test_bad_input_is_one_line(place, tmp_path, capsys, monkeypatch):
     (tmp_path / 'no.json').write_text('{"categories": [{"name": "bird"}]}')
     (tmp_path / 'bad.json').write_text('{')
 
-    def refusal(*argv):
-        with pytest.raises(SystemExit) as caught:
-            main([*map(str, argv), '--output', str(tmp_path / 'out')])
-        assert caught.value.code == 2
-        line, = capsys.readouterr().err.strip().splitlines()
-        return line
+    def check(message, *argv):
+        check_refused(main, [*argv, '--output', tmp_path / 'out'], message, capsys)
 
     for flags, message in (
             (['--groups', tmp_path / 'three.csv'], "the row 'bird,animal,small'"),
             (['--groups', tmp_path / 'empty.csv'], 'but got none'),
-            (['--groups', tmp_path / 'part.csv'], "none of 6, such as 'cat'"),
+            (['--groups', tmp_path / 'part.csv'], "6 are missing, such as 'cat'"),
             (['--groups', tmp_path / 'no.json'], 'supercategory'),
-            (['--groups', tmp_path / 'bad.json'], 'supercategory'),
+            (['--groups', tmp_path / 'bad.json'], 'Expected JSON'),
             (['--groups', tmp_path / 'nowhere.csv'], 'nowhere.csv'),
             (['--perplexity', '7'], 'less than the 7 classes'),
             (['--perplexity', 'nan'], '--perplexity')):
-        assert message in refusal(place / 'one', *flags)
-    assert 'at least 4 classes' in refusal(place / 'few')
+        check(message, place / 'one', *flags)
+    check('at least 4 classes', place / 'few')
     monkeypatch.setitem(sys.modules, 'sklearn.manifold', None)
-    assert "pip install 'timm-splicemix[analysis]'" in refusal(place / 'one')
+    check("pip install 'timm-splicemix[analysis]'", place / 'one')
     assert not (tmp_path / 'out').exists()

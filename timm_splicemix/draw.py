@@ -1,4 +1,4 @@
-""" What people look at: pictures, and how files are written """
+""" Pictures: batches and predictions by PIL, curves and bars by matplotlib """
 import logging
 from pathlib import Path
 from types import ModuleType
@@ -12,31 +12,32 @@ from .files import atomic_write
 from .mix import Plan, SpliceRecord
 
 _logger = logging.getLogger(__name__)
-_INK, _PALE, _PAPER = '#202124', '#5f6368', '#ffffff'
-_REGULAR, _MIXED = '#dadce0', '#d93025'
-_MARGIN = 8
+INK, PALE, PAPER, BAR = '#202124', '#5f6368', '#ffffff', '#d2e3fc'
+COLORS = ('#1a73e8', '#d93025', '#188038', '#f9ab00', '#9334e6', '#12b5cb', '#e8710a', PALE)  # of lines and bars
+_REGULAR, _MIXED = '#dadce0', COLORS[1]
+_MARGIN, _LINE = 8, 15
 
 
 def check_image_name(path: Union[str, Path]) -> None:
-    """Refuse a name that ends in no image format that can be written."""
+    """Raise an error unless PIL can write images with the suffix of `path`."""
     formats = Image.registered_extensions()
     if formats.get(Path(path).suffix.lower()) not in Image.SAVE:
         raise UsageError(f"Expected a file name that ends in an image format, such as .png, but got '{path}'.")
 
 
 def save_image(image: Image.Image, path: Union[str, Path]) -> None:
-    """Write an image, in the format that the name ends in."""
+    """Write an image in the format of its suffix."""
     check_image_name(path)
     with atomic_write(path) as temporary:
         image.save(temporary, optimize=True)
 
 
 def load_pyplot() -> Optional[ModuleType]:
-    """matplotlib's pyplot without a screen, or None and a line that says how to get it."""
+    """Import matplotlib's pyplot without a screen; if it is not installed, log a warning and return None."""
     try:
         import matplotlib
     except ImportError:
-        _logger.warning("No plot is drawn without matplotlib: pip install 'timm-splicemix[plot]'.")
+        _logger.warning("Plots need matplotlib: pip install 'timm-splicemix[plot]'.")
         return None
     matplotlib.use('Agg')
     import matplotlib.pyplot
@@ -44,7 +45,7 @@ def load_pyplot() -> Optional[ModuleType]:
 
 
 def save_figure(figure: Any, path: Union[str, Path]) -> None:
-    """Write a figure of matplotlib, in the format that the name ends in, and close it."""
+    """Write a matplotlib figure in the format of its suffix, and close it."""
     if Path(path).suffix.lower().lstrip('.') not in figure.canvas.get_supported_filetypes():
         raise UsageError(f"Expected a file name that ends in a format for plots, such as .png, but got '{path}'.")
     with atomic_write(path) as temporary:
@@ -53,12 +54,7 @@ def save_figure(figure: Any, path: Union[str, Path]) -> None:
 
 
 def describe_target(target: torch.Tensor, class_names: Sequence[str]) -> str:
-    """ The classes of a target as text: present ones, soft ones with their value, unknown ones with a question mark.
-
-    Args:
-        target: (classes,).
-        class_names: Name of each class.
-    """
+    """List the classes of a target (classes,): soft labels with their value, unknown ones with a question mark."""
     words = []
     for value, name in zip(target.tolist(), class_names):
         if value == 1:
@@ -80,16 +76,16 @@ def draw_batch(
 ) -> Image.Image:
     """ Draw a mixed batch with its labels.
 
-    Regular images carry their number in the batch, mixed ones show which number fills which cell and which cells were
-    dropped.
+    Each regular image has its index in the batch as caption; each cell of a mixed image shows the index of its source,
+    or that it was dropped.
 
     Args:
-        images: (K + M, 3, H, W) uint8, what `SpliceMix.apply` returned.
-        targets: (K + M, classes), likewise.
+        images: (K + M, 3, H, W) uint8 images after mixing.
+        targets: (K + M, classes) targets after mixing.
         plan: The plan that was applied.
         class_names: Name of each class.
-        title: Headline.
-        columns: Images in a row, about square if None.
+        title: Title of the picture.
+        columns: Images per row, None for about a square.
     """
     _, _, height, width = images.shape
     columns = columns or max(1, round((len(images) * height / width) ** 0.5))
@@ -101,15 +97,14 @@ def draw_batch(
         _wrap(f'{caption}: {describe_target(target, class_names)}', width, font)
         for caption, target in zip(plan.captions(), targets)
     ]
-    line = 14
-    # Regular and mixed images start rows of their own.
+    # Regular and mixed images are in separate rows.
     rows = [list(range(num_kept))[i:i + columns] for i in range(0, num_kept, columns)]
     rows += [list(range(num_kept, len(images)))[i:i + columns] for i in range(0, len(images) - num_kept, columns)]
-    heights = [height + 6 + line * max(len(texts[i]) for i in row) for row in rows]
+    heights = [height + 6 + _LINE * max(len(texts[i]) for i in row) for row in rows]
 
-    sheet = Image.new('RGB', (columns * (width + _MARGIN) + _MARGIN, 30 + sum(heights) + _MARGIN * len(rows)), _PAPER)
+    sheet = Image.new('RGB', (columns * (width + _MARGIN) + _MARGIN, 30 + sum(heights) + _MARGIN * len(rows)), PAPER)
     draw = ImageDraw.Draw(sheet)
-    draw.text((_MARGIN, 8), title, fill=_INK, font=bold)
+    draw.text((_MARGIN, 8), title, fill=INK, font=bold)
     top = 30
     for row, row_height in zip(rows, heights):
         for column, index in enumerate(row):
@@ -120,7 +115,7 @@ def draw_batch(
             outline = _REGULAR if index < num_kept else _MIXED
             draw.rectangle((left - 1, top - 1, left + width, top + height), outline=outline)
             for number, text in enumerate(texts[index]):
-                draw.text((left, top + height + 2 + line * number), text, fill=_INK, font=font)
+                draw.text((left, top + height + 2 + _LINE * number), text, fill=INK, font=font)
         top += row_height + _MARGIN
     return sheet
 
@@ -132,22 +127,21 @@ def _draw_cells(
         place: tuple[int, int, int, int],
         font: ImageFont.ImageFont,
 ) -> None:
-    """Draw the borders of the cells of a mixed image, and what is in them."""
     left, top, width, height = place
     rows, cols = record.grid.rows, record.grid.cols
     for cell, (source, dropped) in enumerate(zip(record.sources[row].tolist(), record.dropped[row].tolist())):
         i, j = divmod(cell, cols)
         x0, x1 = left + j * width // cols, left + (j + 1) * width // cols
         y0, y1 = top + i * height // rows, top + (i + 1) * height // rows
-        draw.rectangle((x0 - 1, y0 - 1, x1, y1), outline=_PAPER)
+        draw.rectangle((x0 - 1, y0 - 1, x1, y1), outline=PAPER)
         if dropped:
-            draw.line((x0, y0, x1 - 1, y1 - 1), fill=_PALE)
-            draw.line((x0, y1 - 1, x1 - 1, y0), fill=_PALE)
+            draw.line((x0, y0, x1 - 1, y1 - 1), fill=PALE)
+            draw.line((x0, y1 - 1, x1 - 1, y0), fill=PALE)
         text = 'dropped' if dropped else f'#{source}'
         box = draw.textbbox((x0 + 3, y0 + 1), text, font=font)
-        if box[2] + 2 < x1:  # a cross says enough where the word does not fit
-            draw.rectangle((box[0] - 2, box[1] - 1, box[2] + 1, box[3] + 1), fill=_PAPER)
-            draw.text((x0 + 3, y0 + 1), text, fill=_PALE if dropped else _INK, font=font)
+        if box[2] + 2 < x1:  # in a cell that is too small, the cross is enough
+            draw.rectangle((box[0] - 2, box[1] - 1, box[2] + 1, box[3] + 1), fill=PAPER)
+            draw.text((x0 + 3, y0 + 1), text, fill=PALE if dropped else INK, font=font)
 
 
 def _wrap(text: str, width: int, font: ImageFont.ImageFont) -> list[str]:
@@ -163,15 +157,7 @@ def _wrap(text: str, width: int, font: ImageFont.ImageFont) -> list[str]:
 
 
 def draw_curves(rows: Sequence[dict[str, str]], path: Union[str, Path]) -> bool:
-    """ Draw losses, metric and learning rate over the epochs of a run.
-
-    Args:
-        rows: Rows of a summary, with the names of its columns.
-        path: Picture to write.
-
-    Returns:
-        Whether it was drawn; it isn't without matplotlib.
-    """
+    """Draw losses, metric and learning rate over the rows of a summary.csv; returns False without matplotlib."""
     pyplot = load_pyplot()
     if pyplot is None or not rows:
         return False
@@ -207,16 +193,16 @@ def save_batch(
         std: Sequence[float],
         path: Union[str, Path],
 ) -> None:
-    """ Write a picture of a batch as the model sees it.
+    """ Write a picture of a batch as the model gets it.
 
     Args:
-        images: (K + M, C, H, W), normalised.
-        targets: (K + M, classes), or (K,) class indices.
-        plan: How the batch was mixed.
-        class_names: Name of each class, None for numbers.
+        images: (K + M, C, H, W) normalised images.
+        targets: (K + M, classes) targets, or (K,) class indices.
+        plan: The plan that was applied.
+        class_names: Name of each class, None for indices.
         mean: Mean of the normalisation.
         std: Standard deviation of the normalisation.
-        path: Picture to write.
+        path: Image file.
     """
     if targets.ndim == 1:
         targets = torch.nn.functional.one_hot(targets.long())
@@ -234,20 +220,19 @@ def draw_predictions(
         size: int,
         columns: Optional[int] = None,
 ) -> Image.Image:
-    """ A contact sheet: images with their names, and what was found in them with bars of its probability.
+    """ Draw a contact sheet of images with their predicted classes and bars of their probabilities.
 
     Args:
-        cards: Image of at most `size` pixels, title, and probability of each class that was found.
-        size: Width and height of the place of an image.
-        columns: Images in a row, about square if None.
+        cards: Image of at most `size` pixels, title, and probability of each predicted class.
+        size: Width and height that each image gets.
+        columns: Images per row, None for about a square.
     """
     columns = min(columns or max(1, round(len(cards) ** 0.5)), len(cards))
     font, bold = ImageFont.load_default(size=11), ImageFont.load_default(size=12)
-    line = 15
     rows = [cards[start:start + columns] for start in range(0, len(cards), columns)]
-    heights = [size + 22 + line * max(max(1, len(labels)) for _, _, labels in row) for row in rows]
+    heights = [size + 22 + _LINE * max(max(1, len(labels)) for _, _, labels in row) for row in rows]
     sheet = Image.new(
-        'RGB', (columns * (size + _MARGIN) + _MARGIN, sum(heights) + _MARGIN * (len(rows) + 1)), _PAPER)
+        'RGB', (columns * (size + _MARGIN) + _MARGIN, sum(heights) + _MARGIN * (len(rows) + 1)), PAPER)
     draw = ImageDraw.Draw(sheet)
     top = _MARGIN
     for row, height in zip(rows, heights):
@@ -255,19 +240,19 @@ def draw_predictions(
             left = _MARGIN + column * (size + _MARGIN)
             draw.rectangle((left - 1, top - 1, left + size, top + size), outline=_REGULAR)
             sheet.paste(image, (left + (size - image.width) // 2, top + (size - image.height) // 2))
-            draw.text((left, top + size + 3), _shorten(title, size, bold), fill=_INK, font=bold)
+            draw.text((left, top + size + 3), _shorten(title, size, bold), fill=INK, font=bold)
             for number, (name, value) in enumerate(labels.items()):
-                y = top + size + 20 + line * number
-                draw.rectangle((left, y, left + round((size - 1) * value), y + line - 3), fill='#d2e3fc')
-                draw.text((left + 2, y), _shorten(f'{value:.2f} {name}', size - 4, font), fill=_INK, font=font)
+                y = top + size + 20 + _LINE * number
+                draw.rectangle((left, y, left + round((size - 1) * value), y + _LINE - 3), fill=BAR)
+                draw.text((left + 2, y), _shorten(f'{value:.2f} {name}', size - 4, font), fill=INK, font=font)
             if not labels:
-                draw.text((left, top + size + 20), 'nothing', fill=_PALE, font=font)
+                draw.text((left, top + size + 20), 'nothing', fill=PALE, font=font)
         top += height + _MARGIN
     return sheet
 
 
 def _shorten(text: str, width: int, font: ImageFont.ImageFont) -> str:
-    """Text that fits into `width` pixels, its end left out if need be."""
+    """Cut text to at most `width` pixels."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(f'{text}...') > width:
@@ -276,12 +261,12 @@ def _shorten(text: str, width: int, font: ImageFont.ImageFont) -> str:
 
 
 def draw_classes(rows: Sequence[dict[str, Any]], result: dict[str, Any], path: Union[str, Path]) -> None:
-    """ Draw the AP of each class, with the number of its positives.
+    """ Draw the AP and the number of positives of each class.
 
     Args:
-        rows: What `class_rows` returned.
+        rows: Return value of `results.class_rows`.
         result: Content of results.json.
-        path: Picture to write; none is without matplotlib.
+        path: Image file; not written without matplotlib.
     """
     pyplot = load_pyplot()
     rows = [row for row in rows if row['positives']]
@@ -289,13 +274,13 @@ def draw_classes(rows: Sequence[dict[str, Any]], result: dict[str, Any], path: U
         return
     figure, axes = pyplot.subplots(figsize=(7, max(3., 0.19 * len(rows) + 1.3)), layout='constrained')
     places = range(len(rows))
-    axes.barh(places, [row['AP'] for row in rows], color='#1a73e8')
+    axes.barh(places, [row['AP'] for row in rows], color=COLORS[0])
     for place, row in zip(places, rows):
-        axes.text(row['AP'] + 1, place, f'{row["positives"]:,}', va='center', fontsize=7, color='#5f6368')
+        axes.text(row['AP'] + 1, place, f'{row["positives"]:,}', va='center', fontsize=7, color=PALE)
     mean = result['metrics']['mAP']
-    axes.axvline(mean, color='#d93025', linewidth=1, label=f'mAP {mean:.2f}')
+    axes.axvline(mean, color=COLORS[1], linewidth=1, label=f'mAP {mean:.2f}')
     axes.set(
-        yticks=places, yticklabels=[row['class'] for row in rows], xlim=(0, 112), xlabel='AP in %, with positives',
+        yticks=places, yticklabels=[row['class'] for row in rows], xlim=(0, 112), xlabel='AP in %, number of positives',
         title=f'{result["model"]}, {result["dataset"]} {result["split"]}, {result["num_images"]:,} images')
     axes.tick_params(axis='y', labelsize=8 if len(rows) <= 40 else 6)
     axes.invert_yaxis()
@@ -305,12 +290,12 @@ def draw_classes(rows: Sequence[dict[str, Any]], result: dict[str, Any], path: U
 
 
 def draw_sizes(curves: dict[str, Sequence[dict[str, Any]]], path: Union[str, Path], metric: str = 'mAP') -> None:
-    """ Draw a metric against the size of images, a line for each model, and the size of training.
+    """ Draw a metric over the image size, one line per model, and mark the training size.
 
     Args:
-        curves: Size and metrics, for each size, of each model.
-        path: Picture to write; none is without matplotlib.
-        metric: What is drawn.
+        curves: For each model, rows of the size, whether it is the training size, and metrics.
+        path: Image file; not written without matplotlib.
+        metric: Metric to draw.
     """
     pyplot = load_pyplot()
     if pyplot is None:
@@ -321,11 +306,11 @@ def draw_sizes(curves: dict[str, Sequence[dict[str, Any]]], path: Union[str, Pat
         rows = sorted(rows, key=lambda row: row['size'])
         axes.plot([row['size'] for row in rows], [row[metric] for row in rows], marker='o', label=name)
     for size in {row['size'] for rows in curves.values() for row in rows if row['trained']}:
-        axes.axvline(size, color='#5f6368', linestyle='--', linewidth=1, label=f'trained at {size}')
+        axes.axvline(size, color=PALE, linestyle='--', linewidth=1, label=f'trained at {size}')
     axes.set_xscale('log', base=2)
     axes.set_xticks(ticks, [str(size) for size in ticks])
     axes.minorticks_off()
-    axes.set(xlabel='size of images in pixels', ylabel=f'{metric} in %')
+    axes.set(xlabel='image size in pixels', ylabel=f'{metric} in %')
     axes.grid(alpha=0.3)
     axes.legend(fontsize='small')
     save_figure(figure, path)

@@ -150,12 +150,16 @@ def free_folder(folder: PathLike, is_taken: Callable[[Path], bool] = Path.exists
     return folder
 
 
-def short_names(paths: Sequence[PathLike]) -> list[str]:
-    """Return the shortest ends of the paths that differ from each other."""
+def short_names(paths: Sequence[PathLike], names: Optional[Sequence[str]] = None) -> list[str]:
+    """Return the names that the user gave (--names), or else the shortest ends of the paths that differ."""
     parts = [Path(path).resolve().parts for path in paths]
     double = next((path for path, part in zip(paths, parts) if parts.count(part) > 1), None)
     if double is not None:
         raise UsageError(f'Expected different paths to compare, but got {double} twice.')
+    if names is not None:
+        if not len(names) == len(set(names)) == len(paths):
+            raise UsageError(f'Expected {len(paths)} different --names, one for each path, but got {" ".join(names)}.')
+        return list(names)
     lengths = range(1, max(map(len, parts)) + 1)
     candidates = (['/'.join(part[-length:]) for part in parts] for length in lengths)
     return next(names for names in candidates if len(set(names)) == len(names))

@@ -1,104 +1,83 @@
-""" Make one page of a run, or of several side by side: report.html, which needs no network and no other file
+""" Write an HTML report of one run, or of several side by side: a single file that needs no network
 
-    python -m timm_splicemix.analysis.html runs/splicemix
-    python -m timm_splicemix.analysis.html runs/plain runs/splicemix results/plain results/splicemix output/analysis
-    python -m timm_splicemix.analysis.html runs/*/ --output report.html --title 'All runs'
+    python -m timm_splicemix.report runs/splicemix
+    python -m timm_splicemix.report runs/plain runs/splicemix results/plain results/splicemix output/analysis
+    python -m timm_splicemix.report runs/*/ --output report.html --title 'All runs'
 
-It shows what it finds in the folders, and in their sub-folders that are no runs themselves: metrics and AP of each
-class (validate.py), curves, mixed batches and settings (train.py), and the tables and pictures of analyses. Results of
-a checkpoint in one of the runs belong to that run. Nothing is computed again; a run that validate.py has not seen shows
-the metrics of its best epoch. One folder gets report.html inside, several get it in the folder that holds them all.
+The report shows what it finds in the folders, and in their sub-folders that are not runs themselves: metrics and AP of
+each class (validate.py), curves, mixed batches and settings (train.py), and tables and figures of analyses. Results of
+a checkpoint in one of the runs are shown with that run. Nothing is evaluated again; a run without results of
+validate.py shows the metrics of its best epoch. By default report.html is written to the folder, or to the common
+parent of several folders.
 """
 import argparse
-import csv
-import json
 import math
 import os
 import re
-from dataclasses import dataclass, field, replace
-from html import escape
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
-import yaml
-
-from .analysis.checkpoints import short_names
-from .analysis.page import (
-    render_curves,
-    render_key,
-    render_page,
-    render_picture,
-    render_table,
-)
+from .analysis.page import Chart, Line, Picture, Table, render_page
 from .args import CommandParser, command
 from .errors import UsageError
-from .files import atomic_write
-from .results import CLASSES, RESULTS
+from .files import read_rows, read_yaml, short_names, write_text
+from .results import CLASSES, RESULTS, Result, read_result
 from .run.tracking import read_summary
 
-DEPTH = 4  # folders below the given one
-MOST_PICTURES, MOST_ROWS, MOST_COLUMNS = 40, 100, 40  # of the analyses of a folder, and of each table
+MAX_DEPTH = 4  # of sub-folders
+MAX_PICTURES, MAX_ROWS, MAX_COLUMNS = 40, 100, 40  # pictures of a folder's analyses, size of their tables
 PICTURES = ('.png', '.jpg', '.jpeg', '.gif', '.webp')
-# What has a place of its own in the page, or repeats what is there
-KNOWN = ('curves.png', 'per_class_ap.png', CLASSES, 'results.csv', 'summary.csv')
+SHOWN = ('curves.png', 'per_class_ap.png', CLASSES, 'results.csv', 'summary.csv')  # the report has its own version
 BATCH = re.compile(r'train-batch-(\d+)-(\d+)\.jpg')
+FACTS = {
+    'model': 'model', 'dataset': 'data set', 'split': 'split', 'num_images': 'images', 'input_size': 'input size',
+    'epoch': 'epoch', 'use_ema': 'EMA weights', 'tta': 'flipped images too'}  # of results.json
+CHARTS = {
+    'training loss': ('train_loss',), 'validation loss': ('eval_loss', 'eval_ema_loss'),
+    'mAP': ('eval_mAP', 'eval_ema_mAP'), 'top-1 accuracy': ('eval_top1', 'eval_ema_top1'), 'learning rate': ('lr',)}
 MAIN_SETTINGS = (
     'model', 'pretrained', 'dataset', 'data_dir', 'img_size', 'gp', 'epochs', 'batch_size', 'opt', 'lr', 'weight_decay',
     'sched', 'loss', 'splicemix_grids', 'splicemix_ratio', 'splicemix_drop_prob', 'splicemix_cl', 'mixup', 'cutmix',
     'model_ema', 'amp', 'seed')
 
+Blocks = list[tuple[str, Any]]
+
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    parser = CommandParser(prog='timm_splicemix.analysis.html', description=__doc__)
-    parser.add_argument(
-        'paths', nargs='+', metavar='RUN', help='folders of train.py, of validate.py and of analyses')
+    parser = CommandParser(prog='timm_splicemix.report', description=__doc__)
+    parser.add_argument('paths', nargs='+', metavar='RUN', help='folders of train.py, validate.py and analyses')
     parser.add_argument(
         '--batches', type=int, default=2, metavar='N',
-        help='pictures of mixed batches to show of each run (train.py --save-images) (default: %(default)s)')
-    parser.add_argument('--title', default='Report', help='headline of the page (default: %(default)s)')
-    parser.add_argument('--output', metavar='FILE', help='page to write (default: report.html in the folder)')
-    return parser.parse_args(argv)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """ Metrics of a model.
-
-    Args:
-        name: What to call it.
-        content: Content of results.json, or as much of it as training knows.
-        classes: AP in percent, None without positives, and number of positives of each class.
-    """
-    name: str
-    content: dict[str, Any]
-    classes: dict[str, tuple[Optional[float], str]] = field(default_factory=dict)
-
-    def comparable(self, other: 'Evaluation') -> bool:
-        """Whether a difference of metrics means something."""
-        names = ('dataset', 'split', 'num_images', 'preset')
-        return all(name in self.content and self.content[name] == other.content.get(name) for name in names)
+        help='pictures of mixed batches of each run, see train.py --save-images (default: %(default)s)')
+    parser.add_argument('--title', default='Report', help='title of the page (default: %(default)s)')
+    parser.add_argument('--output', metavar='FILE', help='file to write (default: report.html in the folder)')
+    args = parser.parse_args(argv)
+    if args.batches < 0:
+        parser.error(f'Expected --batches of at least 0, but got {args.batches}.')
+    return args
 
 
 @dataclass(frozen=True)
 class Folder:
-    """ What a folder has to show.
+    """ The content of a folder.
 
     Args:
-        name: What to call it.
+        name: Name in the report.
         path: The folder.
-        settings: Of args.yaml, empty if it is no run.
-        environment: Of environment.yaml.
-        epochs: Rows of summary.csv.
-        evaluations: What validate.py wrote.
+        settings: Content of args.yaml, {} without.
+        environment: Content of environment.yaml, {} without.
+        epochs: Rows of summary.csv, [] without.
+        results: Results of validate.py.
         batches: Pictures of mixed batches.
-        analyses: Other pictures and tables.
+        analyses: Other pictures and CSV files.
     """
     name: str
     path: Path
     settings: dict[str, Any]
     environment: dict[str, Any]
     epochs: list[dict[str, str]]
-    evaluations: list[Evaluation]
+    results: list[Result]
     batches: list[Path]
     analyses: list[Path]
 
@@ -107,152 +86,95 @@ class Folder:
         return bool(self.settings or self.epochs)
 
 
-def list_files(folder: Path, others: Sequence[Path], depth: int = DEPTH) -> list[Path]:
-    """ Files of a folder and its sub-folders, without those that are runs, or the sizes of a low-resolution study.
+def list_files(folder: Path, others: Sequence[Path], depth: int = MAX_DEPTH) -> list[Path]:
+    """ List the files of a folder and its sub-folders, except for runs, `others`, and sizes of --eval-sizes.
 
     Args:
         folder: The folder.
-        others: Folders that are shown themselves.
-        depth: Number of levels to go down.
+        others: Folders that have their own place in the report.
+        depth: Levels of sub-folders.
     """
-    files, folders = [], []
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith('.'):
-            continue
-        (folders if path.is_dir() else files).append(path)
-    for path in folders if depth else ():
-        is_other = path.resolve() in others or (path / 'args.yaml').exists()
-        if not is_other and not path.is_symlink() and not re.fullmatch(r'size-\d+', path.name):
+    try:
+        paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith('.')]
+    except OSError as error:
+        raise UsageError(f'Cannot read {folder}: {error.strerror}.') from error
+    files = [path for path in paths if path.is_file()]
+    for path in paths if depth else ():
+        is_other = path.is_symlink() or path.resolve() in others or (path / 'args.yaml').exists()
+        if path.is_dir() and not is_other and not re.fullmatch(r'size-\d+', path.name):
             files += list_files(path, others, depth - 1)
     return files
 
 
 def read_folder(path: Path, name: str, others: Sequence[Path] = ()) -> Folder:
-    """ Read what train.py, validate.py and analyses wrote.
+    """ Read the files of train.py, validate.py and analyses.
 
     Args:
         path: The folder.
-        name: What to call it.
-        others: Folders that are shown themselves.
+        name: Name in the report.
+        others: Folders that have their own place in the report.
     """
     files = list_files(path, others)
-    results = [file for file in files if file.name == RESULTS]
-    evaluations = [read_evaluation(file, _below(name, path, file, len(results) > 1)) for file in results]
+    results = []
+    found = [file for file in files if file.name == RESULTS]
+    for file in found:
+        inner = file.parent.relative_to(path).as_posix()
+        results.append(read_result(file, f'{name}/{inner}' if len(found) > 1 and inner != '.' else name))
     batches = [file for file in files if BATCH.fullmatch(file.name)]
     analyses = [
         file for file in files
-        if file.suffix.lower() in (*PICTURES, '.csv') and file.name not in KNOWN and file not in batches]
+        if file.suffix.lower() in (*PICTURES, '.csv') and file.name not in SHOWN and file not in batches]
+    settings, environment = (
+        read_yaml(path / file) if (path / file).is_file() else {} for file in ('args.yaml', 'environment.yaml'))
     folder = Folder(
-        name, path, _read_yaml(path / 'args.yaml'), _read_yaml(path / 'environment.yaml'), _read_epochs(path),
-        evaluations, sorted(batches, key=lambda file: tuple(map(int, BATCH.fullmatch(file.name).groups()))), analyses)
-    if not (folder.is_run or evaluations or batches or analyses):
+        name, path, settings, environment, read_summary(path / 'summary.csv'), results,
+        sorted(batches, key=lambda file: tuple(map(int, BATCH.fullmatch(file.name).groups()))), analyses)
+    if not (folder.is_run or results or batches or analyses):
         raise UsageError(
             f'Expected a folder that train.py, validate.py or an analysis wrote, but got {path}, which has no '
-            'args.yaml, summary.csv, results.json, table or picture.')
+            'args.yaml, summary.csv, results.json, CSV file or picture.')
     return folder
 
 
-def _below(name: str, folder: Path, file: Path, is_one_of_many: bool) -> str:
-    inner = file.parent.relative_to(folder).as_posix()
-    return f'{name}/{inner}' if is_one_of_many and inner != '.' else name
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = yaml.safe_load(path.read_text(encoding='utf-8'))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f'Expected settings in {path}, but got: {error}') from error
-    if not isinstance(content, dict):
-        raise UsageError(f"Expected lines 'name: value' in {path}, but got {type(content).__name__}.")
-    return {str(name): value for name, value in content.items()}
-
-
-def _read_epochs(folder: Path) -> list[dict[str, str]]:
-    path = folder / 'summary.csv'
-    try:
-        rows = read_summary(path)
-        for row in rows:
-            int(row['epoch'])
-    except (csv.Error, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f'Expected a summary of train.py, but got {path}: {error!r}') from error
-    return rows
-
-
-def read_evaluation(path: Path, name: str) -> Evaluation:
-    """ Read what validate.py wrote.
-
-    Args:
-        path: results.json; the table of classes is beside it, if there is one.
-        name: What to call it.
-    """
-    try:
-        content = json.loads(path.read_text(encoding='utf-8'))
-        content['metrics'].items()
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"Expected a results.json of validate.py, but got {path}, which isn't: {error!r}") from error
-    table, classes = path.with_name(CLASSES), {}
-    if table.is_file():
-        try:
-            with open(table, newline='', encoding='utf-8') as file:
-                for row in csv.DictReader(file):
-                    value = float(row['AP'])
-                    classes[row['class']] = (None if math.isnan(value) else value, row['positives'])
-        except (csv.Error, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f'Expected the classes of an evaluation, but got {table}: {error!r}') from error
-    return Evaluation(name, content, classes)
-
-
 def join_results(folders: Sequence[Folder]) -> list[Folder]:
-    """ Give results of a checkpoint in one of the runs to that run.
-
-    Args:
-        folders: What `read_folder` returned.
-    """
+    """Move the results of a checkpoint in one of the runs to that run."""
     runs = {folder.path.resolve(): folder for folder in folders if folder.is_run}
     joined = []
     for folder in folders:
-        checkpoints = {evaluation.content.get('checkpoint') for evaluation in folder.evaluations}
+        checkpoints = {result.content.get('checkpoint') for result in folder.results}
         homes = {Path(checkpoint).resolve().parent for checkpoint in checkpoints if checkpoint}
         home = homes.pop() if len(homes) == len(checkpoints) == 1 else None
         if folder.is_run or home not in runs:
             joined.append(folder)
             continue
         run = runs[home]
-        evaluations = [replace(each, name=f'{run.name}: {each.name}') for each in folder.evaluations]
-        runs[home] = replace(
-            run, evaluations=[*run.evaluations, *evaluations], analyses=[*run.analyses, *folder.analyses])
+        results = [replace(result, name=f'{run.name}: {result.name}') for result in folder.results]
+        runs[home] = replace(run, results=[*run.results, *results], analyses=[*run.analyses, *folder.analyses])
     return [runs[folder.path.resolve()] if folder.is_run else folder for folder in joined]
 
 
-def best_epoch(folder: Folder) -> list[Evaluation]:
-    """ The metrics that training saw in its best epoch, of the weights and of their moving average.
-
-    Args:
-        folder: A run; one that was never evaluated has none.
-    """
-    for metric in ('eval_ema_mAP', 'eval_mAP', 'eval_ema_top1', 'eval_top1'):  # the average chooses, if there is one
-        rows = [row for row in folder.epochs if _number(row.get(metric)) is not None]
+def best_epoch(run: Folder) -> list[Result]:
+    """Return the metrics of the best epoch of a run, of the weights and of their EMA; [] if it was not evaluated."""
+    for metric in ('eval_ema_mAP', 'eval_mAP', 'eval_ema_top1', 'eval_top1'):  # as train.py chooses the best checkpoint
+        rows = [row for row in run.epochs if _finite(row.get(metric)) is not None]
         if rows:
             break
     else:
         return []
-    best = max(rows, key=lambda row: _number(row[metric]))
-    settings, evaluations = folder.settings, []
+    best = max(rows, key=lambda row: _finite(row[metric]))
+    results = []
     for prefix, use_ema in (('eval_', False), ('eval_ema_', True)):
         metrics = {
-            name.removeprefix(prefix): _number(value) for name, value in best.items()
-            if name and name.startswith(prefix) and name.startswith('eval_ema_') == use_ema}
+            name.removeprefix(prefix): _finite(value) for name, value in best.items()
+            if name.startswith(prefix) and name.startswith('eval_ema_') == use_ema}
         if metrics:
-            evaluations.append(Evaluation(f'{folder.name}, in training', {
-                'model': settings.get('model'), 'dataset': settings.get('dataset'), 'epoch': int(best['epoch']),
-                'use_ema': use_ema, 'metrics': metrics}))
-    return evaluations
+            results.append(Result(f'{run.name}, in training', run.path, {
+                'model': run.settings.get('model'), 'dataset': run.settings.get('dataset'),
+                'epoch': int(best['epoch']), 'use_ema': use_ema, 'metrics': metrics}))
+    return results
 
 
-def _number(value: Any) -> Optional[float]:
-    """A finite number, or None."""
+def _finite(value: Any) -> Optional[float]:
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -260,244 +182,196 @@ def _number(value: Any) -> Optional[float]:
     return number if math.isfinite(number) else None
 
 
-def render_metrics(evaluations: Sequence[Evaluation]) -> str:
-    """ What was evaluated, and the metrics with their differences from the first.
-
-    Args:
-        evaluations: The columns.
-    """
-    if not evaluations:
-        return ''
-    first = evaluations[0]
-    rows = []
-    for name, title in (
-            ('model', 'model'), ('dataset', 'data set'), ('split', 'split'), ('num_images', 'images'),
-            ('input_size', 'input size'), ('epoch', 'epoch'), ('use_ema', 'moving average'), ('tta', 'mirror images')):
-        values = [evaluation.content.get(name) for evaluation in evaluations]
-        if any(value not in (None, '', False) for value in values):
-            rows.append([title, *map(_show, values)])
-    names = list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.content['metrics']))
-    for name in names:
-        values = [_number(evaluation.content['metrics'].get(name)) for evaluation in evaluations]
-        cells = [_metric(name, value) for value in values]
-        for place, (evaluation, value) in enumerate(zip(evaluations, values)):
-            if place and None not in (value, values[0]) and evaluation.comparable(first):
-                digits = 4 if name == 'loss' else 2
-                cells[place] += f' ({value - values[0]:+.{digits}f})'
-        rows.append([name, *cells])
-    notes = ['In %, but the loss; in brackets the difference from the first, on the same images.']
-    notes += dict.fromkeys(filter(None, (evaluation.content.get('definitions') for evaluation in evaluations)))
-    table = render_table(['', *(evaluation.name for evaluation in evaluations)], rows)
-    return ''.join(f'<p class="pale">{escape(str(note))}</p>' for note in notes) + table
+def _comparable(result: Result, first: Result) -> bool:
+    names = ('dataset', 'split', 'num_images', 'preset')
+    return all(name in first.content and result.content.get(name) == first.content[name] for name in names)
 
 
-def _metric(name: str, value: Optional[float]) -> str:
-    return '-' if value is None else f'{value:.{4 if name == "loss" else 2}f}'
+def _metric(value: Optional[float], digits: int = 2, sign: str = '') -> str:
+    return '-' if value is None else f'{value:{sign}.{digits}f}'
 
 
-def _show(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None or value == '':
         return '-'
     if isinstance(value, bool):
         return 'yes' if value else 'no'
-    if isinstance(value, (list, tuple)):
-        return ' '.join(map(str, value))
-    return str(value)
+    return ' '.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def render_epochs(runs: Sequence[Folder]) -> str:
-    """ Losses, metric and learning rate over the epochs, a colour for each run.
+def metric_blocks(results: Sequence[Result]) -> Blocks:
+    """Show the metrics with their differences from the first result."""
+    if not results:
+        return []
+    rows = []
+    for name, title in FACTS.items():
+        values = [result.content.get(name) for result in results]
+        if any(value not in (None, '', False) for value in values):
+            rows.append([title, *map(_text, values)])
+    for name in dict.fromkeys(name for result in results for name in result.content['metrics']):
+        digits = 4 if name == 'loss' else 2
+        values = [_finite(result.content['metrics'].get(name)) for result in results]
+        cells = [_metric(value, digits) for value in values]
+        for place, (result, value) in enumerate(zip(results, values)):
+            if place and None not in (value, values[0]) and _comparable(result, results[0]):
+                cells[place] += f' ({value - values[0]:+.{digits}f})'
+        rows.append([name, *cells])
+    notes = ['Metrics in %, except for the loss; in brackets the difference from the first result on the same images.']
+    notes += dict.fromkeys(filter(None, (result.content.get('definitions') for result in results)))
+    table = Table(['', *(result.name for result in results)], rows)
+    return [*(('note', str(note)) for note in notes), ('table', table)]
 
-    Args:
-        runs: Folders with epochs.
-    """
-    panels = {
-        'loss in training': ('train_loss',),
-        'loss in validation': ('eval_loss', 'eval_ema_loss'),
-        'mAP': ('eval_mAP', 'eval_ema_mAP'),
-        'top 1 accuracy': ('eval_top1', 'eval_ema_top1'),
-        'learning rate': ('lr',),
-    }
-    drawn, dashes = [], False
-    for title, columns in panels.items():
-        curves = []
+
+def curve_blocks(runs: Sequence[Folder]) -> Blocks:
+    """Show losses, metric and learning rate over the epochs, one colour per run."""
+    charts = []
+    for title, columns in CHARTS.items():
+        lines = []
         for number, run in enumerate(runs):
             for column in columns:
-                values = [(int(row['epoch']), _number(row.get(column))) for row in run.epochs]
+                values = [(int(row['epoch']), _finite(row.get(column))) for row in run.epochs]
                 points = [(x, y) for x, y in values if y is not None]
                 if points:
-                    curves.append((number, column.startswith('eval_ema_'), points))
-                    dashes = dashes or column.startswith('eval_ema_')
-        drawn.append(render_curves(title, curves))
-    if not any(drawn):
-        return ''
-    note = '<p class="pale">Dashed: the moving average of the weights.</p>' if dashes else ''
-    return f'{render_key([run.name for run in runs])}{note}<div class="panels">{"".join(filter(None, drawn))}</div>'
+                    lines.append(Line(number, column.startswith('eval_ema_'), points))
+        if lines:
+            charts.append(Chart(title, lines))
+    if not charts:
+        return []
+    dashed = any(line.dashed for chart in charts for line in chart.lines)
+    notes = [('note', 'Dashed lines: EMA weights.')] if dashed else []
+    return [('key', [run.name for run in runs]), *notes, ('charts', charts)]
 
 
-def render_classes(evaluations: Sequence[Evaluation]) -> str:
-    """ AP of each class, and its difference from the first.
-
-    Args:
-        evaluations: The columns.
-    """
-    evaluations = [evaluation for evaluation in evaluations if evaluation.classes]
-    if not evaluations:
-        return ''
-    first, *others = evaluations
-    header = ['class', 'positives', first.name]
-    for other in others:
-        header += [other.name, 'difference'] if other.comparable(first) else [other.name]
+def class_blocks(results: Sequence[Result]) -> Blocks:
+    """Show the AP of each class with its differences from the first result."""
+    results = [result for result in results if result.classes]
+    if not results:
+        return []
+    first = results[0]
+    differs = [result is not first and _comparable(result, first) for result in results]
+    header = ['class', 'positives']
+    for result, differ in zip(results, differs):
+        header += [result.name, 'difference'] if differ else [result.name]
     rows, bars = [], []
-    for name in dict.fromkeys(name for evaluation in evaluations for name in evaluation.classes):
-        own, positives = first.classes.get(name, (None, '-'))
-        row, parts = [name, positives, _metric('AP', own)], [None, None if own is None else own / 100]
-        for other in others:
-            value, _ = other.classes.get(name, (None, '-'))
-            row.append(_metric('AP', value))
-            parts.append(None if value is None else value / 100)
-            if other.comparable(first):
-                row.append('-' if None in (value, own) else f'{value - own:+.2f}')
-                parts.append(None)
-        rows.append(row)
-        bars.append(parts)
-    return render_table(header, rows, bars=bars)
+    for name in dict.fromkeys(name for result in results for name in result.classes):
+        values = [_finite(result.classes.get(name, (None, 0))[0]) for result in results]
+        cells, widths = [name, _text(first.classes.get(name, (None, None))[1])], [None]
+        for value, differ in zip(values, differs):
+            cells.append(_metric(value))
+            widths.append(None if value is None else min(100., max(0., value)))
+            if differ:
+                cells.append(_metric(None if None in (value, values[0]) else value - values[0], sign='+'))
+                widths.append(None)
+        rows.append(cells)
+        bars.append(widths)
+    return [('table', Table(header, rows, bars=bars))]
 
 
-def render_batches(runs: Sequence[Folder], number: int) -> str:
-    """ The first pictures of mixed batches of each run.
-
-    Args:
-        runs: Folders with pictures.
-        number: How many of each.
-    """
-    figures = []
-    for run in runs:
-        for path in run.batches[:number]:
+def batch_blocks(folders: Sequence[Folder], number: int) -> Blocks:
+    """Show the first `number` pictures of mixed batches of each run."""
+    pictures = []
+    for folder in folders:
+        for path in folder.batches[:number]:
             epoch, batch = BATCH.fullmatch(path.name).groups()
-            figures.append(render_picture(path, f'{run.name}: epoch {epoch}, batch {batch}'))
-    return f'<div class="pictures">{"".join(figures)}</div>' if figures else ''
+            pictures.append(Picture.read(path, f'{folder.name}: epoch {epoch}, batch {batch}'))
+    return [('pictures', pictures)] if pictures else []
 
 
-def render_analyses(folder: Folder) -> str:
-    """ The pictures and tables that were found, each picture above its table.
-
-    Args:
-        folder: The folder.
-    """
+def analysis_blocks(folder: Folder) -> Blocks:
+    """Show the pictures and tables of analyses, each picture above the table of the same name."""
     groups: dict[Path, list[Path]] = {}
     for path in folder.analyses:
         groups.setdefault(path.with_suffix(''), []).append(path)
-    parts, left = [], MOST_PICTURES
+    blocks, num_pictures = [], 0
     for stem, paths in groups.items():
         inside = stem.is_relative_to(folder.path)
         caption = stem.relative_to(folder.path).as_posix() if inside else f'{stem.parent.name}/{stem.name}'
-        for path in sorted(paths, key=lambda path: path.suffix == '.csv'):
+        for path in sorted(paths, key=lambda path: path.suffix.lower() == '.csv'):
             if path.suffix.lower() == '.csv':
-                parts.append(render_csv(path, caption))
-            elif left:
-                left -= 1
-                parts.append(render_picture(path, caption))
-    number = sum(path.suffix.lower() != '.csv' for path in folder.analyses)
-    if number > MOST_PICTURES:
-        parts.append(f'<p class="pale">The first {MOST_PICTURES} of {number} pictures.</p>')
-    return ''.join(parts)
+                blocks += csv_blocks(path, caption)
+            else:
+                num_pictures += 1
+                if num_pictures <= MAX_PICTURES:
+                    blocks.append(('picture', Picture.read(path, caption)))
+    if num_pictures > MAX_PICTURES:
+        blocks.append(('note', f'The first {MAX_PICTURES} of {num_pictures} pictures.'))
+    return [('heading', folder.name), *blocks] if blocks else []
 
 
-def render_csv(path: Path, caption: str) -> str:
-    """ A table of an analysis, which opens at a click.
-
-    Args:
-        path: The file.
-        caption: What to call it.
-    """
-    try:
-        with open(path, newline='', encoding='utf-8') as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UsageError(f'Expected a table, but got {path}: {error}') from error
+def csv_blocks(path: Path, caption: str) -> Blocks:
+    """Show a CSV file as a table that opens at a click."""
+    rows = read_rows(path)
     if not rows:
-        return ''
+        return []
     width = max(map(len, rows))
-    header, *body = [[*row, *[''] * (width - len(row))][:MOST_COLUMNS] for row in rows]
-    shown = [[_short(cell) for cell in row] for row in body[:MOST_ROWS]]
-    notes = [f'first {MOST_ROWS} of {len(body):,} rows'] if len(body) > MOST_ROWS else []
-    notes += [f'first {MOST_COLUMNS} of {width:,} columns'] if width > MOST_COLUMNS else []
-    title = escape(f'{caption}: table' + (f' ({", ".join(notes)})' if notes else ''))
-    return f'<details><summary>{title}</summary>{render_table(header, shown)}</details>'
+    header, *body = [[*row, *[''] * (width - len(row))][:MAX_COLUMNS] for row in rows]
+    limits = ((len(body), MAX_ROWS, 'rows'), (width, MAX_COLUMNS, 'columns'))
+    notes = [f'first {most} of {number:,} {what}' for number, most, what in limits if number > most]
+    title = f'{caption}: table' + (f' ({", ".join(notes)})' if notes else '')
+    shown = [[_short(cell) for cell in row] for row in body[:MAX_ROWS]]
+    return [('table', Table(header, shown, summary=title))]
 
 
 def _short(cell: str) -> str:
-    """A number with a few digits, other text as it is."""
-    number = _number(cell) if '.' in cell else None
+    """Round a decimal number for display."""
+    number = _finite(cell) if '.' in cell else None
     if number is None:
         return cell
     return f'{number:.2f}' if abs(number) >= 1 else f'{number:.3g}'
 
 
-def render_settings(runs: Sequence[Folder]) -> str:
-    """ The main settings and those that differ, then all of them at a click.
-
-    Args:
-        runs: Folders with settings.
-    """
+def setting_blocks(runs: Sequence[Folder]) -> Blocks:
+    """Show the main settings and those that differ, then all settings and the environment at a click."""
     if not runs:
-        return ''
-    header = ['', *(run.name for run in runs)]
+        return []
+
+    def table(names: Sequence[str], part: str, summary: str = '') -> tuple[str, Table]:
+        rows = [[name, *(_text(getattr(run, part).get(name)) for run in runs)] for name in names]
+        return 'table', Table(['', *(run.name for run in runs)], rows, words=True, summary=summary)
+
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
-    values = {name: [_show(run.settings.get(name)) for run in runs] for name in names}
-    main = [name for name in MAIN_SETTINGS if name in values]
-    differing = [name for name in names if len(set(values[name])) > 1 and name not in main]
-    parts = [render_table(header, [[name, *values[name]] for name in (*main, *differing)], words=True)]
-    rows = [[name, *values[name]] for name in sorted(names)]
-    parts.append(f'<details><summary>All settings</summary>{render_table(header, rows, words=True)}</details>')
+    main = [name for name in MAIN_SETTINGS if name in names]
+    main += [
+        name for name in names if name not in main and len({_text(run.settings.get(name)) for run in runs}) > 1]
+    blocks = [table(main, 'settings'), table(sorted(names), 'settings', 'All settings')]
     names = list(dict.fromkeys(name for run in runs for name in run.environment))
-    if names:
-        rows = [[name, *(_show(run.environment.get(name)) for run in runs)] for name in names]
-        table = render_table(header, rows, words=True)
-        parts.append(f'<details><summary>Command and versions</summary>{table}</details>')
-    return ''.join(parts)
+    return [*blocks, table(names, 'environment', 'Command and versions')] if names else blocks
 
 
 def build_report(folders: Sequence[Folder], title: str = 'Report', batches: int = 2) -> str:
-    """ The page.
+    """ Build the HTML page.
 
     Args:
-        folders: What there is to show.
-        title: Headline.
+        folders: Content of the folders.
+        title: Title of the page.
         batches: Pictures of mixed batches of each run.
     """
     runs = [folder for folder in folders if folder.is_run]
-    evaluations = [each for folder in folders for each in folder.evaluations or best_epoch(folder)]
-    analyses = {folder.name: render_analyses(folder) for folder in folders}
-    analyses = {name: html for name, html in analyses.items() if html}
-    return render_page(title, [' · '.join(folder.name for folder in folders)], {
-        'Metrics': render_metrics(evaluations),
-        'Curves': render_epochs([run for run in runs if run.epochs]),
-        'AP of each class': render_classes(evaluations),
-        'Mixed batches': render_batches(folders, batches),
-        'Analyses': ''.join(f'<h3>{escape(name)}</h3>{html}' for name, html in analyses.items()),
-        'Settings': render_settings([run for run in runs if run.settings]),
+    results = [result for folder in folders for result in folder.results or best_epoch(folder)]
+    return render_page(title, [folder.name for folder in folders], {
+        'Metrics': metric_blocks(results),
+        'Curves': curve_blocks([run for run in runs if run.epochs]),
+        'AP of each class': class_blocks(results),
+        'Mixed batches': batch_blocks(folders, batches),
+        'Analyses': [block for folder in folders for block in analysis_blocks(folder)],
+        'Settings': setting_blocks([run for run in runs if run.settings]),
     })
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
-    if args.batches < 0:
-        raise UsageError(f'Expected --batches of at least 0, but got {args.batches}.')
     paths = [Path(path) for path in args.paths]
     for path in paths:
         if not path.is_dir():
-            raise UsageError(f'Expected folders of runs, but got {path}, which is none.')
+            raise UsageError(f'Expected folders of runs, but got {path}, which is not a folder.')
     resolved = [path.resolve() for path in paths]
     folders = [read_folder(path, name, resolved) for path, name in zip(paths, short_names(paths))]
     page = build_report(join_results(folders), args.title, args.batches)
     output = Path(args.output) if args.output else Path(os.path.commonpath(resolved)) / 'report.html'
     if output.is_dir():
         raise UsageError(f'Expected a file name for --output, such as report.html, but got the folder {output}.')
-    with atomic_write(output) as temporary:
-        temporary.write_text(page, encoding='utf-8')
+    write_text(page, output)
     print(f'{output}: {len(page.encode()) / 1e6:.1f} MB, {len(folders)} folder(s)')
 
 

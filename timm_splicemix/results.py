@@ -1,4 +1,5 @@
 """ Files and tables of an evaluation, and the comparison of several """
+import functools
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from .errors import UsageError
 from .files import (
     atomic_write,
     format_table,
+    read_csv,
     read_json,
     short_names,
     write_csv,
@@ -179,35 +181,62 @@ def format_sizes(sizes: Sequence[dict[str, Any]], metric: str = 'mAP') -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """ A result that was written.
+    """ An evaluation that validate.py wrote.
 
     Args:
-        name: What to call it.
+        name: Name in tables and figures.
+        folder: Folder of results.json.
         content: Content of results.json.
-        scores: Scores of all images, None if they are not there.
     """
     name: str
+    folder: Path
     content: dict[str, Any]
-    scores: Optional[Scores]
+
+    @functools.cached_property
+    def scores(self) -> Optional[Scores]:
+        """Scores of all images; None without scores.npz."""
+        path = self.folder / SCORES
+        return Scores.load(path) if path.is_file() else None
+
+    @functools.cached_property
+    def classes(self) -> dict[str, tuple[float, int]]:
+        """AP in percent, NaN without positives, and number of positives of each class; {} without per_class_ap.csv."""
+        path = self.folder / CLASSES
+        rows = read_csv(path, ('class', 'AP', 'positives')) if path.is_file() else []
+        try:
+            return {row['class']: (float(row['AP']), int(row['positives'])) for row in rows}
+        except ValueError as error:
+            raise UsageError(f'Expected the AP of classes in {path}, but got: {error}') from error
 
 
-def read_results(paths: Sequence[Union[str, Path]]) -> list[Result]:
-    """ Read results to compare, and refuse those that can't be.
+def read_result(path: Union[str, Path], name: str = '') -> Result:
+    """ Read an evaluation.
+
+    Args:
+        path: results.json, or its folder.
+        name: Name in tables and figures.
+    """
+    path = Path(path) / RESULTS if Path(path).is_dir() else Path(path)
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get('metrics'), dict):
+        raise UsageError(f"Expected a results.json of validate.py, but got {path}, without 'metrics'.")
+    return Result(name, path.parent, content)
+
+
+def read_results(paths: Sequence[Union[str, Path]], names: Optional[Sequence[str]] = None) -> list[Result]:
+    """ Read evaluations of the same images to compare them.
 
     Args:
         paths: results.json files, or their folders.
+        names: Names in tables and figures, by default the shortest ends of the paths.
     """
     files = [Path(path) / RESULTS if Path(path).is_dir() else Path(path) for path in paths]
-    results = []
-    names = short_names([file.parent if file.name == RESULTS else file for file in files])
-    for file, name in zip(files, names):
-        content = read_json(file)
-        missing = sorted(_NEEDED - set(content)) if isinstance(content, dict) else ['object']
+    names = short_names([file.parent if file.name == RESULTS else file for file in files], names)
+    results = [read_result(file, name) for file, name in zip(files, names)]
+    for result, file in zip(results, files):
+        missing = sorted(_NEEDED - set(result.content))
         if missing:
             raise UsageError(f"Expected a results.json of validate.py, but got {file}, without '{missing[0]}'.")
-        scores = file.parent / SCORES
-        results.append(Result(name, content, Scores.load(scores) if scores.is_file() else None))
-    for result, file in zip(results[1:], files[1:]):
         _check_comparable(results[0], result, files[0], file)
     return results
 

@@ -1,15 +1,15 @@
-""" Show where models see a class: class activation maps of one or several checkpoints, side by side
+""" Show where models see a class: class activation maps of one or several checkpoints side by side
 
     python -m timm_splicemix.analysis.cam runs/plain runs/splicemix --images photo.jpg --classes cup person
     python -m timm_splicemix.analysis.cam runs/vit/last.pth.tar --images a.jpg b.jpg --classes dog --output runs/vit
 
-The map of a class is the logit that the model's head gives to each position of the feature map on its own: it works
-for CNNs and transformers. With average pooling and a linear head its mean is the logit of the image. A transformer
-whose head reads a class token gets each position's token in place of it.
+The map of a class is its logit when the head is applied to each position of the feature map alone, which works for CNNs
+and transformers. With average pooling and a linear head, the mean of the map is the logit of the image. If the head of
+a transformer uses a class token, the token of each position takes its place.
 
-It prints a table of the probability of each class and where its map is highest. The picture has a row for each image
-and class, and a column for each checkpoint. Colours go from the lowest to the highest value of each map: they say where
-a model looks, and the probability above them how sure it is.
+The command prints the probability of each class and the position of the maximum of its map. The figure has a row for
+each image and class and a column for each checkpoint. Colours range from the minimum to the maximum of each map: they
+show where a model sees the class, and the probability above shows how confident it is.
 """
 import argparse
 import difflib
@@ -25,7 +25,7 @@ from ..args import command
 from ..data import create_transform, decode_image
 from ..draw import load_pyplot, save_figure
 from ..errors import UsageError
-from ..files import write_csv
+from ..files import format_table, read_bytes
 from ..models import FeatureMap
 from ..models.feature_map import (
     REFUSALS,
@@ -35,31 +35,32 @@ from ..models.feature_map import (
     probing,
     run_features,
 )
-from .checkpoints import Checkpoint, load_checkpoints
-from .common import create_parser, format_table, output_folder
+from .common import (
+    Checkpoint,
+    create_checkpoint_parser,
+    load_checkpoints,
+    write_analysis,
+)
 
 NAME = 'cam'
-MOST_ROWS = 60  # of the picture, which is as tall as 13,000 pixels then
+MAX_ROWS = 60  # a figure of about 13,000 pixels
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    parser = create_parser(
-        NAME, __doc__, 'CHECKPOINT', 'checkpoints of train.py, or folders of runs, of which the best one is taken')
-    parser.add_argument('--images', nargs='+', required=True, metavar='FILE', help='images to look at')
-    parser.add_argument('--classes', nargs='+', required=True, metavar='NAME', help='classes to look for')
-    parser.add_argument('--use-ema', action='store_true', help="take the checkpoints' moving averages of the weights")
-    parser.add_argument('--model', metavar='NAME', help='any model of timm, where a checkpoint does not say which')
+    parser = create_checkpoint_parser(NAME, __doc__)
+    parser.add_argument('--images', nargs='+', required=True, metavar='FILE', help='image files')
+    parser.add_argument('--classes', nargs='+', required=True, metavar='NAME', help='names of classes')
     return parser.parse_args(argv)
 
 
 @dataclass(frozen=True)
 class PositionHead:
-    """ The head of a model, applied to each position of the feature map on its own.
+    """ The head of a model, applied to each position of the feature map alone.
 
     Args:
         model: The model, in evaluation mode.
         feature_map: Layout of its features.
-        replaces_prefix: Whether the head reads class tokens, in place of which each position's token is put.
+        replaces_prefix: Replace the class tokens, which the head uses, by the token of each position.
     """
     model: nn.Module
     feature_map: FeatureMap
@@ -67,18 +68,18 @@ class PositionHead:
 
     @classmethod
     def of(cls, model: nn.Module, input_size: Union[int, tuple[int, ...]]) -> 'PositionHead':
-        """ Find out, by a forward pass, what the head of a model reads.
+        """ Find out what the head of a model uses, by a forward pass.
 
         Args:
             model: A model with timm's interface.
-            input_size: Size of the images: one number, (height, width) or (channels, height, width).
+            input_size: Image size: a number, (height, width) or (channels, height, width).
         """
         with probing(model):
             try:
                 feature_map, features = run_features(model, input_size)
             except NoFeatureMap as error:
                 raise UsageError(
-                    f'Expected a model with one feature map to draw, but got {model_name(model)}: {error.reason}.'
+                    f'Expected a model with one feature map, but got {model_name(model)}: {error.reason}.'
                 ) from error
             try:
                 probe = HeadProbe(model, feature_map, features)
@@ -86,27 +87,24 @@ class PositionHead:
                 logits = head(features)
             except REFUSALS as error:
                 raise UsageError(
-                    'Expected a head that takes single positions of the feature map, but got that of '
-                    f'{model_name(model)}: {str(error).splitlines()[0] if str(error) else error!r}') from error
+                    f'The head of {model_name(model)} cannot be applied to single positions of the feature map: '
+                    f'{str(error).splitlines()[0] if str(error) else error!r}') from error
         if feature_map.num_prefix == 0 and head.replaces_prefix:
             raise UsageError(
-                f'Expected a head that follows the feature map, but got that of {model_name(model)}, which gives '
-                'the same logits for all maps: its weights are 0, or not numbers.')
+                f'The logits of {model_name(model)} do not depend on the feature map: the weights of its head are 0 '
+                'or not finite.')
         if logits.shape[1] != model.num_classes:
             raise UsageError(
-                f'Expected {model.num_classes} logits of each position, but got {logits.shape[1]} of '
+                f'Expected {model.num_classes} logits for each position, but got {logits.shape[1]} from '
                 f'{model_name(model)}.')
         return head
 
     def __call__(self, features: torch.Tensor, image_size: Optional[tuple[int, int]] = None) -> torch.Tensor:
-        """ The logits of each position.
+        """ Compute the logits of each position, (N, classes, h, w).
 
         Args:
-            features: What `forward_features` returned for N images.
-            image_size: Height and width of the images, if their shape is not that of the described ones.
-
-        Returns:
-            (N, classes, h, w).
+            features: Return value of `forward_features` for N images.
+            image_size: Height and width of the images, if they differ from `input_size`.
         """
         maps, prefix = self.feature_map.split(features, image_size)
         number, channels, height, width = maps.shape
@@ -121,27 +119,19 @@ class PositionHead:
 
 @torch.inference_mode()
 def class_activation_maps(head: PositionHead, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """ The logits of images and of each of their positions.
-
-    Args:
-        head: What `PositionHead.of` returned.
-        images: (N, channels, H, W), normalised.
-
-    Returns:
-        (N, classes), and maps (N, classes, h, w).
-    """
+    """Compute the logits (N, classes) and the maps (N, classes, h, w) of normalised images (N, channels, H, W)."""
     features = head.model.forward_features(images)
     return head.model.forward_head(features).float(), head(features, tuple(images.shape[2:])).float()
 
 
 @dataclass(frozen=True)
 class Card:
-    """ One map to draw.
+    """ A map to draw.
 
     Args:
-        pixels: (H, W, 3) from 0 to 1, what the model was given.
+        pixels: (H, W, 3) input of the model, from 0 to 1.
         heat: (h, w) logits.
-        probability: Of the class in the whole image.
+        probability: Probability of the class in the whole image.
     """
     pixels: torch.Tensor
     heat: torch.Tensor
@@ -149,49 +139,32 @@ class Card:
 
 
 def find_class(checkpoint: Checkpoint, name: str) -> int:
-    """ The output of a model that stands for a class.
-
-    Args:
-        checkpoint: The model.
-        name: Name of the class.
-    """
     if name in checkpoint.class_names:
         return checkpoint.class_names.index(name)
     nearest = difflib.get_close_matches(name, checkpoint.class_names, n=3, cutoff=0.5) or checkpoint.class_names[:5]
     raise UsageError(
-        f"Expected classes of {checkpoint.name}, but got '{name}': there are {', '.join(nearest)} among its "
-        f'{len(checkpoint.class_names)}.')
+        f"Expected one of the {len(checkpoint.class_names)} classes of {checkpoint.name}, such as "
+        f"{', '.join(nearest)}, but got '{name}'.")
 
 
 def read_image(path: Union[str, Path], channels: int) -> Any:
-    """ An image of PIL, or an error that names the file.
-
-    Args:
-        path: The file.
-        channels: 1 for grey.
-    """
+    """Read a PIL image, grey for one channel."""
+    data = read_bytes(path)
     try:
-        return decode_image(Path(path).read_bytes(), 'pil', 'L' if channels == 1 else 'RGB')
-    except OSError as error:
-        raise UsageError(f'Expected an image, but got {path}: {error.strerror or error}.') from error
-    except ValueError as error:
-        raise UsageError(f'Expected an image, but got {path}, which can not be read: {error}') from error
+        return decode_image(data, 'pil', 'L' if channels == 1 else 'RGB')
+    except (OSError, ValueError) as error:
+        raise UsageError(f'Expected an image, but got {path}, which cannot be decoded: {error}') from error
 
 
-def look(
+def compute_maps(
         checkpoint: Checkpoint,
         images: Sequence[str],
         classes: Sequence[str],
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, str], Card]]:
-    """ Maps of all classes in all images, by one checkpoint.
-
-    Args:
-        checkpoint: The model.
-        images: Files.
-        classes: Names.
+    """ Compute the maps of all classes in all images.
 
     Returns:
-        Rows of the table, and what to draw of each image and class.
+        Rows of the table, and the map of each image and class.
     """
     config = checkpoint.info.data_config
     transform = create_transform(
@@ -209,7 +182,7 @@ def look(
             index = find_class(checkpoint, name)
             heat = maps[0, index]
             if not heat.isfinite().all():
-                raise UsageError(f'Expected maps that are numbers, but got others of {checkpoint.name} for {file}.')
+                raise UsageError(f'Non-finite logits of {checkpoint.name} for {file}. Check its weights.')
             top, left = divmod(int(heat.argmax()), heat.shape[1])
             rows.append({
                 'image': str(file), 'class': name, 'checkpoint': checkpoint.name,
@@ -220,18 +193,11 @@ def look(
     return rows, cards
 
 
-def draw_maps(columns: dict[str, dict[tuple[str, str], Card]]):
-    """ A figure: a row for each image and class, the image, then a column for each checkpoint.
-
-    Args:
-        columns: What `look` returned of each checkpoint, by its name.
-
-    Returns:
-        The figure, None without matplotlib.
-    """
+def draw_maps(columns: dict[str, dict[tuple[str, str], Card]], path: Path) -> None:
+    """Draw a row for each image and class: the image, then the map of each checkpoint."""
     pyplot = load_pyplot()
     if pyplot is None:
-        return None
+        return
     keys = list(next(iter(columns.values())))
     figure, axes = pyplot.subplots(
         len(keys), 1 + len(columns), figsize=(2.2 * (1 + len(columns)), 2.2 * len(keys) + 0.2), squeeze=False,
@@ -249,23 +215,18 @@ def draw_maps(columns: dict[str, dict[tuple[str, str], Card]]):
             axis.set_title(f'{_fit(title)}\n{card.probability:.3f}', fontsize=8)
         for axis in row:
             axis.set(xticks=[], yticks=[])
-    return figure
+    save_figure(figure, path)
 
 
 def to_heat(logits: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """ A map as large as its image, from 0 where it is lowest to 1 where it is highest; 0 if it is the same everywhere.
-
-    Args:
-        logits: (h, w).
-        size: Height and width of the image.
-    """
+    """Scale a map (h, w) to the range 0 to 1 and to the size of its image; a constant map becomes 0."""
     low, high = logits.min(), logits.max()
     heat = (logits - low) / (high - low) if high > low else torch.zeros_like(logits)
     return F.interpolate(heat[None, None], size=tuple(size), mode='bilinear', align_corners=False)[0, 0]
 
 
 def _fit(text: str, length: int = 28) -> str:
-    """The end of a text that is too long; a dollar is no formula."""
+    """Cut a long text at its start, and escape dollars, which start a formula in matplotlib."""
     return (text if len(text) <= length else f'...{text[3 - length:]}').replace('$', r'\$')
 
 
@@ -273,25 +234,20 @@ def _fit(text: str, length: int = 28) -> str:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
     images, classes = (list(dict.fromkeys(names)) for names in (args.images, args.classes))
-    if len(images) * len(classes) > MOST_ROWS:
+    if len(images) * len(classes) > MAX_ROWS:
         raise UsageError(
-            f'Expected at most {MOST_ROWS} maps of each checkpoint, but got {len(images)} images of {len(classes)} '
-            'classes: choose fewer.')
-    checkpoints = load_checkpoints(args.paths, args.names, args.model, args.use_ema)
+            f'Expected at most {MAX_ROWS} maps per checkpoint, but got {len(images)} images of {len(classes)} classes.')
+    checkpoints = load_checkpoints(args)
     for checkpoint in checkpoints:
         for name in classes:
             find_class(checkpoint, name)
-    found = {checkpoint.name: look(checkpoint, images, classes) for checkpoint in checkpoints}
+    found = {checkpoint.name: compute_maps(checkpoint, images, classes) for checkpoint in checkpoints}
     tables = [rows for rows, _ in found.values()]
-    rows = [row for same in zip(*tables) for row in same]  # the checkpoints of each image and class one after the other
+    rows = [row for same in zip(*tables) for row in same]  # by image and class, then by checkpoint
     print(format_table(rows))
-    print('\nmean, highest: of the map, in logits; x, y: where it is highest, in parts of the image')
-    folder = output_folder(args.output, NAME)
-    write_csv(rows, folder / f'{NAME}.csv')
-    figure = draw_maps({name: cards for name, (_, cards) in found.items()})
-    if figure is not None:
-        save_figure(figure, folder / f'{NAME}.png')
-    print(f'\nWritten to {folder}.')
+    print('\nmean, highest: mean and maximum of the map, in logits; x, y: position of the maximum, from 0 to 1')
+    columns = {name: cards for name, (_, cards) in found.items()}
+    write_analysis(args.output, NAME, {NAME: rows}, lambda path: draw_maps(columns, path))
 
 
 if __name__ == '__main__':

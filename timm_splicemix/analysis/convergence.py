@@ -3,50 +3,39 @@
     python -m timm_splicemix.analysis.convergence output/train/baseline output/train/splicemix
     python -m timm_splicemix.analysis.convergence runs/* --metric eval_ema_mAP --loss eval_ema_loss --output figures
 
-Runs are folders of train.py, the first of them the one that the others are compared with. The table has, for each run,
-the best and the last metric, the epoch in which it reaches the best of the first run, and the lowest and the last loss;
-a loss that rises from its lowest tells of overfitting. Epochs count from 0.
+Runs are folders of train.py; the first is the baseline. The table lists, for each run, the best and the last metric,
+the first epoch that reaches the best metric of the baseline, and the lowest and the last loss; a loss that rises after
+its minimum is a sign of overfitting. Epochs count from 0.
 """
 import argparse
 from pathlib import Path
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Optional, Sequence
 
 from ..args import command
-from ..draw import load_pyplot, save_figure
-from ..files import write_csv
-from .common import (
-    COLORS,
-    Run,
-    create_parser,
-    format_table,
-    output_folder,
-    read_runs,
-)
+from ..draw import COLORS, load_pyplot, save_figure
+from ..files import format_table
+from .common import Run, create_parser, read_runs, write_analysis
 
 NAME = 'convergence'
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    parser = create_parser(NAME, __doc__, 'RUN', 'folders of train.py, the one to compare with first')
+    parser = create_parser(NAME, __doc__, 'RUN', 'folders of train.py, the baseline first')
     parser.add_argument(
         '--metric', metavar='COLUMN', help='column of summary.csv (default: eval_mAP, or eval_top1 if there is none)')
     parser.add_argument(
         '--loss', default='eval_loss', metavar='COLUMN',
-        help='column of summary.csv; training losses of different methods can not be compared (default: %(default)s)')
+        help='column of summary.csv; training losses of different methods are not comparable (default: %(default)s)')
     return parser.parse_args(argv)
 
 
 def convergence_rows(runs: Sequence[Run], metric: str, loss: str) -> list[dict[str, Any]]:
-    """ Rows of the table.
+    """ Return a row for each run; 'reaches first' is None for a run that never reaches the best of the first run.
 
     Args:
-        runs: The runs, the one to compare with first.
-        metric: Column that should be high.
-        loss: Column that should be low.
-
-    Returns:
-        Name, number of epochs, best metric and its epoch, last metric, the first epoch that is at least as good as the
-        best of the first run (None if none is), lowest loss and its epoch, last loss.
+        runs: The runs, the baseline first.
+        metric: Column to maximise.
+        loss: Column to minimise.
     """
     goal = max(runs[0].column(metric).values())
     rows = []
@@ -62,15 +51,8 @@ def convergence_rows(runs: Sequence[Run], metric: str, loss: str) -> list[dict[s
     return rows
 
 
-def draw_convergence(runs: Sequence[Run], metric: str, loss: str, path: Union[str, Path]) -> None:
-    """ Draw loss and metric over the epochs, a line for each run.
-
-    Args:
-        runs: The runs.
-        metric: Column that should be high.
-        loss: Column that should be low.
-        path: Picture to write; none is without matplotlib.
-    """
+def draw_convergence(runs: Sequence[Run], metric: str, loss: str, path: Path) -> None:
+    """Draw loss and metric over the epochs, one line per run."""
     pyplot = load_pyplot()
     if pyplot is None:
         return
@@ -94,11 +76,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     runs = read_runs(args.paths, args.names)
     metric = args.metric or ('eval_mAP' if 'eval_mAP' in runs[0].rows[0] else 'eval_top1')
     rows = convergence_rows(runs, metric, args.loss)
-    print(format_table(rows, precise=[f'lowest {args.loss}', f'last {args.loss}']))
-    folder = output_folder(args.output, NAME)
-    write_csv(rows, folder / f'{NAME}.csv')
-    draw_convergence(runs, metric, args.loss, folder / f'{NAME}.png')
-    print(f'\nWritten to {folder}.')
+    print(format_table(rows, {f'lowest {args.loss}': '.4f', f'last {args.loss}': '.4f'}))
+    write_analysis(args.output, NAME, {NAME: rows}, lambda path: draw_convergence(runs, metric, args.loss, path))
 
 
 if __name__ == '__main__':

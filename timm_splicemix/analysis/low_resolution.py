@@ -1,11 +1,11 @@
-""" How much is lost when images are smaller than those of training? Several models side by side
+""" How much accuracy is lost on images smaller than in training? Several models side by side
 
     python validate.py ... --checkpoint runs/a/model_best.pth.tar --eval-sizes 448 224 112 64 --output results/a
     python validate.py ... --checkpoint runs/b/model_best.pth.tar --eval-sizes 448 224 112 64 --output results/b
     python -m timm_splicemix.analysis.low_resolution results/a results/b --names Baseline SpliceMix
 
 Results are folders that `validate.py --eval-sizes` wrote. The table has a row for each size, and for each model the
-metric and its change from the size of training, which a star marks; the picture has a line for each model.
+metric and its change from the training size, which is marked by a star; the figure has a line for each model.
 """
 import argparse
 import math
@@ -14,46 +14,36 @@ from typing import Any, Optional, Sequence
 from ..args import command
 from ..draw import draw_sizes
 from ..errors import UsageError
-from ..files import write_csv
-from .common import (
-    Evaluation,
-    create_parser,
-    format_table,
-    output_folder,
-    read_evaluations,
-)
+from ..files import format_table
+from ..results import Result, read_results
+from .common import create_parser, write_analysis
 
 NAME = 'low_resolution'
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = create_parser(NAME, __doc__, 'RESULT', 'folders of validate.py --eval-sizes')
-    parser.add_argument('--metric', help='such as mAP, CF1 or OF1 (default: mAP, or top1 with a class per image)')
+    parser.add_argument('--metric', help='such as mAP, CF1 or OF1 (default: mAP, or top1 for single labels)')
     return parser.parse_args(argv)
 
 
 def read_curves(
-        evaluations: Sequence[Evaluation],
+        results: Sequence[Result],
         metric: Optional[str] = None,
 ) -> tuple[dict[str, list[dict[str, Any]]], str]:
-    """ Size, whether it is that of training, and the metric, for each size of each result; and the metric's name.
-
-    Args:
-        evaluations: Results with sizes.
-        metric: What is compared, mAP or top1 if None.
-    """
+    """Return the size, whether it is the training size, and the metric for each result; and the name of the metric."""
     curves = {}
-    for evaluation in evaluations:
-        sizes = evaluation.content.get('sizes')
+    for result in results:
+        sizes = result.content.get('sizes')
         if not sizes:
             raise UsageError(
-                f'Expected results of several sizes, but got {evaluation.folder} with one: evaluate it with '
-                'validate.py --eval-sizes.')
+                f'Expected results of several sizes, but got one size in {result.folder}: evaluate it with validate.py '
+                '--eval-sizes.')
         metric = metric or ('mAP' if 'mAP' in sizes[0] else 'top1')
         if any(metric not in row for row in sizes):
             there = ', '.join(name for name in sizes[0] if name not in ('size', 'trained'))
-            raise UsageError(f"Expected a metric of {evaluation.folder} ({there}), but got '{metric}'.")
-        curves[evaluation.name] = [{
+            raise UsageError(f"Expected a metric of {result.folder} ({there}), but got '{metric}'.")
+        curves[result.name] = [{
             'size': row['size'], 'trained': row['trained'],
             metric: math.nan if row[metric] is None else float(row[metric]),  # JSON has no NaN
         } for row in sizes]
@@ -61,15 +51,11 @@ def read_curves(
 
 
 def size_rows(curves: dict[str, list[dict[str, Any]]], metric: str) -> list[dict[str, Any]]:
-    """ Rows of the table, the largest size first.
+    """ Return a row for each size, the largest first, with None for a model that was not evaluated at the size.
 
     Args:
-        curves: What `read_curves` returned.
-        metric: What is compared.
-
-    Returns:
-        Size, with a star if a model was trained with it, and the metric and its change for each model; None where a
-        model was not evaluated.
+        curves: First return value of `read_curves`.
+        metric: Metric to compare.
     """
     trained = {row['size'] for sizes in curves.values() for row in sizes if row['trained']}
     rows = []
@@ -87,13 +73,11 @@ def size_rows(curves: dict[str, list[dict[str, Any]]], metric: str) -> list[dict
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
-    curves, metric = read_curves(read_evaluations(args.paths, args.names), args.metric)
+    curves, metric = read_curves(read_results(args.paths, args.names), args.metric)
     rows = size_rows(curves, metric)
-    print(f'{metric} in %, * size of training\n\n{format_table(rows, signed=[f"{name} change" for name in curves])}')
-    folder = output_folder(args.output, NAME)
-    write_csv([{**row, 'size': row['size'].split()[0]} for row in rows], folder / f'{NAME}.csv')
-    draw_sizes(curves, folder / f'{NAME}.png', metric)
-    print(f'\nWritten to {folder}.')
+    print(f'{metric} in %, * training size\n\n{format_table(rows, {f"{name} change": "+.2f" for name in curves})}')
+    table = [{**row, 'size': row['size'].split()[0]} for row in rows]
+    write_analysis(args.output, NAME, {NAME: table}, lambda path: draw_sizes(curves, path, metric))
 
 
 if __name__ == '__main__':

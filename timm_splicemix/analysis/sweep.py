@@ -1,4 +1,4 @@
-""" Which grid, and how many mixed images? mAP over both, with mean and deviation over seeds
+""" Which grid, and how many mixed images? mAP over both, with mean and standard deviation over seeds
 
     for grid in 1x2 2x2 2x3 2x3-2; do for ratio in 0.125 0.25 0.5; do for seed in 0 1 2; do
       python train.py ... --splicemix-grids $grid --splicemix-ratio $ratio --splicemix-drop-prob 0 --seed $seed \\
@@ -6,9 +6,9 @@
     done; done; done
     python -m timm_splicemix.analysis.sweep sweep/*
 
-Runs are folders of train.py, which differ in --splicemix-grids, --splicemix-ratio, --splicemix-drop-prob and --seed;
-those without grids are the baseline. Runs of the same grids and number of mixed images are one row of the table. In the
-picture a line is solid for grids without dropped cells, and dashed with.
+Runs are folders of train.py that differ in --splicemix-grids, --splicemix-ratio, --splicemix-drop-prob and --seed; runs
+without grids are the baseline. Runs with the same grids and number of mixed images form one row of the table. In the
+figure, lines of grids with dropped cells are dashed.
 """
 import argparse
 import logging
@@ -18,30 +18,23 @@ from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 from ..args import command, splicemix_kwargs
-from ..draw import load_pyplot, save_figure
+from ..draw import COLORS, INK, load_pyplot, save_figure
 from ..errors import UsageError
-from ..files import write_csv
+from ..files import format_table
 from ..mix import SpliceMix, parse_grids
-from .common import (
-    COLORS,
-    Run,
-    create_parser,
-    format_table,
-    output_folder,
-    read_runs,
-)
+from .common import Run, create_parser, read_runs, write_analysis
 
 _logger = logging.getLogger(__name__)
 
 NAME = 'sweep'
 BASELINE = 'baseline'
 _SWEPT = {'splicemix_grids', 'splicemix_ratio', 'splicemix_drop_prob', 'seed'}
-# What says where, and not how, a run was made.
-_ELSEWHERE = {
+# Flags that do not affect the result
+_NEUTRAL = {
     'checkpoint_hist', 'data', 'data_dir', 'dataset_download', 'device', 'experiment', 'local_rank', 'log_interval',
     'log_tensorboard', 'log_wandb', 'output', 'pin_mem', 'recovery_interval', 'resume', 'save_images',
     'synchronize_step', 'wandb_project', 'wandb_resume_id', 'wandb_tags', 'workers'}
-_STEPS = 100
+_STEPS = 100  # to average the number of mixed images over
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -50,18 +43,14 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         '--metric', default='eval_mAP', metavar='COLUMN', help='column of summary.csv (default: %(default)s)')
     parser.add_argument(
         '--epoch', choices=('best', 'last'), default='best',
-        help='epoch of a run that counts; the best one is chosen on the images that are scored (default: %(default)s)')
+        help='epoch to use; the best one is chosen on the validation images themselves (default: %(default)s)')
     parser.add_argument(
-        '--ignore', nargs='+', default=(), metavar='FLAG', help='settings that may differ too, such as batch_size')
+        '--ignore', nargs='+', default=(), metavar='FLAG', help='other settings that may differ, such as batch_size')
     return parser.parse_args(argv)
 
 
 def describe_grids(settings: dict[str, Any]) -> str:
-    """ The grids of a run, with the probability of dropping cells if it matters.
-
-    Args:
-        settings: Flags of the run.
-    """
+    """Return the grids of a run, with the probability of dropping cells if it has an effect."""
     text = str(settings.get('splicemix_grids') or '')
     if not text:
         return BASELINE
@@ -72,18 +61,14 @@ def describe_grids(settings: dict[str, Any]) -> str:
 
 
 def count_mixed(settings: dict[str, Any]) -> Union[int, float]:
-    """ Number of mixed images in a batch; with the ratio 'ref' it may depend on what is drawn, and is a mean.
-
-    Args:
-        settings: Flags of the run.
-    """
+    """Return the number of mixed images per batch; a mean, if it depends on the grid that is drawn (ratio 'ref')."""
     if not settings.get('splicemix_grids'):
         return 0
     try:
         mixer = SpliceMix(**{**splicemix_kwargs(argparse.Namespace(**settings)), 'prob': 1.})
         size = int(settings['batch_size'])
     except (AttributeError, KeyError, TypeError) as error:
-        raise UsageError(f'Expected all flags of SpliceMix in args.yaml, but got one without: {error}') from error
+        raise UsageError(f'Expected all flags of SpliceMix in args.yaml, but one is missing: {error}') from error
     numbers = []
     for step in range(_STEPS):
         mixer.set_step(0, step)
@@ -92,25 +77,25 @@ def count_mixed(settings: dict[str, Any]) -> Union[int, float]:
 
 
 def check_same_settings(runs: Sequence[Run], settings: Sequence[dict[str, Any]], ignore: Sequence[str] = ()) -> None:
-    """ Refuse runs that differ in more than what is swept.
+    """ Refuse runs that differ in other settings than the swept ones.
 
     Args:
         runs: The runs.
-        settings: Flags of each.
-        ignore: Flags that may differ too.
+        settings: Settings of each run.
+        ignore: Other settings that may differ.
     """
-    free = _SWEPT | _ELSEWHERE | {name.lstrip('-').replace('-', '_') for name in ignore}
+    free = _SWEPT | _NEUTRAL | {name.lstrip('-').replace('-', '_') for name in ignore}
     pairs = list(zip(runs, settings))
     mixed = [(run, own) for run, own in pairs if own.get('splicemix_grids')]
-    for some, of_splicemix in ((pairs, False), (mixed, True)):  # its flags mean nothing to runs without it
+    for some, of_splicemix in ((pairs, False), (mixed, True)):  # SpliceMix flags only matter with SpliceMix
         for run, own in some[1:]:
             first, flags = some[0]
             for name in sorted({*own, *flags} - free):
                 if name.startswith('splicemix_') == of_splicemix and own.get(name) != flags.get(name):
                     raise UsageError(
                         f'Expected runs that differ in grids, number of mixed images and seed, but got {name} '
-                        f'{flags.get(name)} in {first.folder} and {own.get(name)} in {run.folder}: leave some out, or '
-                        f'let it differ (--ignore {name}).')
+                        f'{flags.get(name)} in {first.folder} and {own.get(name)} in {run.folder}: leave one out, or '
+                        f'add --ignore {name}.')
 
 
 def sweep_rows(
@@ -119,17 +104,13 @@ def sweep_rows(
         metric: str = 'eval_mAP',
         epoch: str = 'best',
 ) -> list[dict[str, Any]]:
-    """ Rows of the table, the baseline first, then by grid and number of mixed images.
+    """ Return a row for each choice of grids and number of mixed images, the baseline first.
 
     Args:
         runs: The runs.
-        settings: Flags of each.
+        settings: Settings of each run.
         metric: Column of the summaries.
-        epoch: Whether the 'best' or the 'last' epoch counts.
-
-    Returns:
-        Grids, number of mixed images, number of runs, mean and deviation of the metric over them (NaN if there is one),
-        and the gain over the baseline (NaN if there is none).
+        epoch: 'best' or 'last'.
     """
     groups: dict[tuple[str, float], dict[Any, float]] = {}
     for run, own in zip(runs, settings):
@@ -157,14 +138,8 @@ def sweep_rows(
     return rows
 
 
-def draw_sweep(rows: Sequence[dict[str, Any]], metric: str, path: Union[str, Path]) -> None:
-    """ Draw the metric over the number of mixed images, a line for each choice of grids, and bands of its deviation.
-
-    Args:
-        rows: What `sweep_rows` returned.
-        metric: Column of the summaries.
-        path: Picture to write; none is without matplotlib.
-    """
+def draw_sweep(rows: Sequence[dict[str, Any]], metric: str, path: Path) -> None:
+    """Draw mean and standard deviation over the number of mixed images, one line per choice of grids."""
     pyplot = load_pyplot()
     if pyplot is None:
         return
@@ -176,17 +151,17 @@ def draw_sweep(rows: Sequence[dict[str, Any]], metric: str, path: Union[str, Pat
         spread = [0. if math.isnan(row['deviation']) else row['deviation'] for row in some]
         low, high = ([a + sign * b for a, b in zip(means, spread)] for sign in (-1, 1))
         if name == BASELINE:
-            axes.axhline(means[0], color='#202124', linewidth=1, label=BASELINE)
-            axes.axhspan(low[0], high[0], color='#202124', alpha=0.1)
+            axes.axhline(means[0], color=INK, linewidth=1, label=BASELINE)
+            axes.axhspan(low[0], high[0], color=INK, alpha=0.1)
             continue
         grids = parse_grids(name.partition(' ')[0])
-        # A grid has one colour, with and without dropped cells.
+        # The same grids have the same colour with and without dropped cells.
         color = colors.setdefault(tuple((grid.rows, grid.cols) for grid in grids), COLORS[len(colors) % len(COLORS)])
         drops = ' drop ' in name or any(grid.drop for grid in grids)
         places = [row['mixed'] for row in some]
         axes.plot(places, means, color=color, linestyle='--' if drops else '-', marker='o', markersize=4, label=name)
         axes.fill_between(places, low, high, color=color, alpha=0.12)
-    axes.set(xlabel='mixed images in a batch', ylabel=f'{metric}: mean and deviation')
+    axes.set(xlabel='mixed images per batch', ylabel=f'{metric}: mean and standard deviation')
     axes.grid(alpha=0.3)
     axes.legend(fontsize='small')
     save_figure(figure, path)
@@ -199,11 +174,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     settings = [run.settings() for run in runs]
     check_same_settings(runs, settings, args.ignore)
     rows = sweep_rows(runs, settings, args.metric, args.epoch)
-    print(format_table(rows, signed=['gain']))
-    folder = output_folder(args.output, NAME)
-    write_csv(rows, folder / f'{NAME}.csv')
-    draw_sweep(rows, args.metric, folder / f'{NAME}.png')
-    print(f'\nWritten to {folder}.')
+    print(format_table(rows, {'gain': '+.2f'}))
+    write_analysis(args.output, NAME, {NAME: rows}, lambda path: draw_sweep(rows, args.metric, path))
 
 
 if __name__ == '__main__':

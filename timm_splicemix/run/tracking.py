@@ -53,7 +53,10 @@ def write_settings(
 
 def read_summary(path: Path) -> list[dict[str, str]]:
     """Read the rows of a summary.csv; [] if the file does not exist."""
-    return read_csv(path) if path.is_file() else []
+    rows = read_csv(path) if path.is_file() else []
+    if not all(row.get('epoch', '').isdecimal() for row in rows):
+        raise UsageError(f"Expected a column 'epoch' with numbers in {path}.")
+    return rows
 
 
 class Tracker:

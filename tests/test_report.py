@@ -6,15 +6,15 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree
-from html import escape
 from html.parser import HTMLParser
 
 import pytest
 import yaml
+from markupsafe import escape
 from PIL import Image
 
 from tests.runs import CLASSES, make_images, summary, train
-from timm_splicemix.analysis.page import MOST_PIXELS, render_curves, render_picture
+from timm_splicemix.analysis.page import MAX_PIXELS, Chart, Line, Picture, render_page
 from timm_splicemix.report import main
 from timm_splicemix.validate import main as validate
 
@@ -146,7 +146,7 @@ def test_results_of_a_run_belong_to_it_and_runs_stand_side_by_side(place, tmp_pa
 def test_text_of_a_run_is_no_part_of_the_page(place, tmp_path):
     page = write(tmp_path, place / 'runs' / 'one', place / 'runs' / 'two')
     assert page.row('gp')[2] == EVIL and page.row(EVIL)[1] == '0.123'
-    assert EVIL not in page.text and escape(EVIL) in page.text
+    assert EVIL not in page.text and str(escape(EVIL)) in page.text
 
 
 def test_several_runs_get_their_page_beside_them(place, tmp_path, monkeypatch):
@@ -176,18 +176,19 @@ def test_the_page_fits_narrow_and_wide_screens(place, tmp_path):
 
 def test_wide_pictures_are_made_smaller(tmp_path):
     for mode, name in (('RGB', 'a.jpg'), ('P', 'a.png'), ('RGBA', 'b.png')):
-        Image.new(mode, (2 * MOST_PIXELS, 600)).save(tmp_path / name)
-        html = render_picture(tmp_path / name, 'words')
-        data = re.search(r'base64,([^"]*)"', html).group(1)
-        with Image.open(io.BytesIO(base64.b64decode(data))) as image:
-            assert image.size == (MOST_PIXELS, 300)
+        Image.new(mode, (2 * MAX_PIXELS, 600)).save(tmp_path / name)
+        picture = Picture.read(tmp_path / name, 'words')
+        with Image.open(io.BytesIO(base64.b64decode(picture.source.partition('base64,')[2]))) as image:
+            assert image.size == (picture.width, picture.height) == (MAX_PIXELS, 300)
 
 
 @pytest.mark.parametrize('points', [
     [(0, 1.), (1, 2.), (2, float('nan')), (3, 4.)], [(0, 3.)], [(0, 0.), (1, 0.)], [(0, 1e-6), (500, 3e-5)],
     [(7, -1e9)]])
 def test_curves_stay_inside_their_picture(points):
-    svg = xml.etree.ElementTree.fromstring(render_curves('loss <1>', [(0, False, points), (9, True, points)]))
+    chart = Chart('loss <1>', [Line(0, False, points), Line(9, True, points)])
+    page = render_page('title', [], {'Curves': [('charts', [chart])]})
+    svg = xml.etree.ElementTree.fromstring(re.search(r'<svg.*</svg>', page, re.DOTALL).group())
     for line in svg.iter('polyline'):
         places = [tuple(map(float, place.split(','))) for place in line.get('points').split()]
         assert len(places) == sum(y == y for _, y in points)
@@ -213,7 +214,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     (tmp_path / 'table' / 'a.csv').write_bytes(b'a,\xff\n')
     (tmp_path / 'good' / 'a.csv').write_text('a,b\n1,2\n')
     for argv, message in (
-            (['nowhere'], 'which is none'), (['empty'], 'which has no args.yaml'), (['yaml'], 'args.yaml'),
+            (['nowhere'], 'which is not a folder'), (['empty'], 'which has no args.yaml'), (['yaml'], 'args.yaml'),
             (['list'], 'args.yaml'), (['json'], 'results.json'), (['metrics'], 'results.json'),
             (['classes'], 'per_class_ap.csv'), (['summary'], 'summary.csv'), (['picture'], 'a.png'),
             (['table'], 'a.csv'), (['good', 'good'], 'twice'), (['good', '--batches', '-1'], '--batches'),
