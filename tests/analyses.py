@@ -1,4 +1,4 @@
-""" Results and runs for analyses to read, and what all of them are tested for """
+""" Results and runs that the analyses read, and checks that all their tests share """
 import csv
 
 import pytest
@@ -16,7 +16,7 @@ def random_scores(targets, names, seed=0, files=()):
 
 
 def write_result(folder, scores, **changes):
-    """Write what validate.py does, apart from pictures."""
+    """Write the files of validate.py except for pictures."""
     metrics = {'loss': 0.5, **multilabel_metrics(scores.scores, scores.targets, 3)}
     scores.save(folder / 'scores.npz')
     write_csv(class_rows(scores, 100 * average_precision(scores.scores, scores.targets)), folder / 'per_class_ap.csv')
@@ -28,7 +28,7 @@ def write_result(folder, scores, **changes):
 
 
 def write_run(folder, values, losses=None, **settings):
-    """Write a summary with a value of mAP for each epoch, None for one that was not evaluated."""
+    """Write a run with these mAPs, None for an epoch that was not evaluated."""
     rows = [{
         'epoch': epoch, 'train_loss': 0.7, 'eval_loss': '' if value is None else (losses or values)[epoch],
         'eval_mAP': '' if value is None else value, 'lr': 0.1,
@@ -48,7 +48,7 @@ def read_table(path):
 
 
 def check_refused(main, argv, message, capsys):
-    """Bad input is one line that says what is wrong, and exit code 2."""
+    """Check that the command prints one line with this message and exits with code 2."""
     with pytest.raises(SystemExit) as caught:
         main([str(part) for part in argv])
     error = capsys.readouterr().err
@@ -56,6 +56,6 @@ def check_refused(main, argv, message, capsys):
 
 
 def check_written(folder, *names):
-    """Exactly these files, none of them empty."""
+    """Check that the folder has exactly these files, none of them empty."""
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert all(path.stat().st_size for path in folder.iterdir())

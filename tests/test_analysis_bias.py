@@ -1,4 +1,4 @@
-""" Pairs of classes that come together, and AP with and without the company """
+""" Pairs of classes that co-occur, and AP with and without the context """
 import json
 import math
 from dataclasses import replace
@@ -55,12 +55,12 @@ def reference_pairs(scores, context, number, min_part):
     return sorted(found, key=lambda pair: -pair[2])[:number]
 
 
-def reference_ap(scores, context, pair, company):
-    """AP of a class on the images with it in this company, and all without it."""
+def reference_ap(scores, context, pair, has_context):
+    """AP of a class on its images with or without the context, and all images without the class."""
     b, c = scores.class_names.index(pair.name), context.names.index(pair.context)
     rows = [
         row for row in range(len(scores.scores))
-        if scores.targets[row, b] == 0 or (scores.targets[row, b] == 1 and context.targets[row, c] == company)]
+        if scores.targets[row, b] == 0 or (scores.targets[row, b] == 1 and context.targets[row, c] == has_context)]
     return 100 * average_precision_score((scores.targets[rows, b] == 1).numpy(), scores.scores[rows, b].numpy())
 
 
@@ -79,7 +79,7 @@ def test_some_classes_alone_may_be_biased():
     assert {pair.name for pair in pairs} == {'bee', 'dog'}
 
 
-def test_a_context_that_is_always_or_never_there_is_no_partner():
+def test_a_context_in_all_or_none_of_the_images_is_not_used():
     targets = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]], dtype=torch.int8)
     scores = random_scores(targets, 'abcd')
     pairs = {pair.name: pair.context for pair in find_pairs(scores, create_context(scores), min_part=0.)}
@@ -107,7 +107,7 @@ def test_ap_is_that_of_the_images_of_each_distribution():
 
 
 def write_stuff(path, images, labels):
-    """Annotations of stuff: names of the classes of each image."""
+    """Write annotations of stuff: the names of the classes of each image."""
     names = sorted({name for some in labels for name in some})
     path.write_text(json.dumps({
         'images': [{'id': 100 + image, 'file_name': f'{image:012d}.jpg'} for image in images],
@@ -124,7 +124,7 @@ def test_stuff_is_matched_by_the_number_of_the_image(tmp_path):
         write_stuff(tmp_path / 'a.json', [3, 0], [['road', 'other'], ['sky']]),
         write_stuff(tmp_path / 'b.json', [1, 2, 7], [['road', 'sky'], [], ['sand']])]
     context = create_context(scores, read_annotations(files))
-    assert context.names == (*NAMES, 'road', 'sand', 'sky')  # 'other' is what is no stuff
+    assert context.names == (*NAMES, 'road', 'sand', 'sky')  # 'other' is not stuff
     assert torch.equal(context.targets[:, :5], scores.targets)
     assert context.targets[:, 5:].tolist() == [[0, 0, 1], [1, 0, 1], [0, 0, 0], [1, 0, 0]]
 
@@ -160,7 +160,7 @@ def shapes(tmp_path_factory):
 
 
 def follow_partners(dataset, seed):
-    """Scores of a model that sees a class, and its partner just as much."""
+    """Scores of a model that responds to the partner of a class as much as to the class."""
     targets = dataset.targets.float()
     partners = torch.stack([
         targets[:, CLASS_NAMES.index(PARTNERS[name])] if name in PARTNERS else torch.zeros(len(targets))
@@ -170,7 +170,7 @@ def follow_partners(dataset, seed):
     return replace(random_scores(dataset.targets, CLASS_NAMES, files=files), scores=scores)
 
 
-def test_the_pairs_of_shapes_are_found_and_biased_models_fail_without_company(shapes, tmp_path, capsys, caplog):
+def test_the_pairs_of_shapes_are_found_and_biased_models_fail_without_context(shapes, tmp_path, capsys, caplog):
     held_out = write_result(tmp_path / 'held-out', follow_partners(shapes['val'], 1))
     dataset = shapes['val_unbiased']
     biased = follow_partners(dataset, 2)
@@ -197,13 +197,13 @@ def test_the_pairs_of_shapes_are_found_and_biased_models_fail_without_company(sh
     assert float(second['mAP']) == content['metrics']['mAP']
     printed = capsys.readouterr().out
 
-    # What was found can be scored again.
+    # The pairs that were written can be read again.
     main([*paths, '--pairs', str(output / 'bias_pairs.csv'), '--output', str(tmp_path / 'again')])
     assert read_table(tmp_path / 'again' / 'bias.csv') == [first, second]
     assert capsys.readouterr().out.splitlines()[:-1] == printed.splitlines()[:-1]
 
 
-def test_classes_without_a_pair_have_a_mean_of_their_own(tmp_path, caplog):
+def test_classes_without_a_pair_have_their_own_mean(tmp_path, caplog):
     scores = make_scores()
     path = write_result(tmp_path / 'a', scores)
     main([path, '--number', '2', '--output', str(tmp_path / 'out')])

@@ -73,7 +73,7 @@ def test_hidden_layers_behind_the_pool_see_each_position():
     torch.testing.assert_close(maps[:1, :, 1, 2], model.forward_head(place), rtol=1e-4, atol=1e-5)
 
 
-def test_models_without_one_map_are_refused():
+def test_models_without_a_single_feature_map_are_refused():
     model = timm.create_model('crossvit_9_240', num_classes=2)
     with raises_error('one feature map'):
         PositionHead.of(model.eval(), 240)

@@ -15,7 +15,7 @@ def runs(tmp_path):
         write_run(tmp_path / 'poor', [5., 6.], [1.5, .9])]
 
 
-def test_the_table_says_what_is_best_last_and_reached(runs):
+def test_the_table_has_the_best_and_the_last_values(runs):
     base, fast, poor = convergence_rows(read_runs(runs), 'eval_mAP', 'eval_loss')
     assert list(base.values()) == ['base', 5, 30., 1, 25., 1, .4, 1, .6]
     assert list(fast.values()) == ['fast', 3, 35., 1, 34., 1, .2, 2, .2]
@@ -31,18 +31,18 @@ def test_the_command_prints_and_draws(runs, tmp_path, capsys):
     assert [row['name'] for row in read_table(output / 'convergence.csv')] == ['A', 'B', 'C']
 
 
-def test_without_matplotlib_there_is_the_table_alone(runs, tmp_path, monkeypatch):
+def test_without_matplotlib_only_the_table_is_written(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(convergence, 'load_pyplot', lambda: None)
     main([*runs, '--output', str(tmp_path / 'out')])
     check_written(tmp_path / 'out', 'convergence.csv')
 
 
-def test_columns_may_be_named(runs, tmp_path, capsys):
+def test_columns_can_be_chosen(runs, tmp_path, capsys):
     main([*runs, '--metric', 'lr', '--loss', 'train_loss', '--output', str(tmp_path / 'out')])
     assert 'lowest train_loss' in capsys.readouterr().out
 
 
-def test_runs_are_called_by_the_ends_of_their_paths_that_differ(runs, tmp_path):
+def test_runs_are_named_by_the_ends_of_their_paths(runs, tmp_path):
     other = write_run(tmp_path / 'more' / 'base', [1.])
     assert [run.name for run in read_runs([runs[0], other])] == [f'{tmp_path.name}/base', 'more/base']
 

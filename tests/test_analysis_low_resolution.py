@@ -1,4 +1,4 @@
-""" Several models at several sizes of images """
+""" Several models at several image sizes """
 import pytest
 import torch
 
@@ -23,7 +23,7 @@ def results(tmp_path):
         write_result(tmp_path / 'b', scores, sizes=make_sizes(other))]
 
 
-def test_sizes_of_all_models_are_rows_and_changes_are_from_the_size_of_training(results, tmp_path, capsys):
+def test_each_size_is_a_row_and_changes_are_from_the_training_size(results, tmp_path, capsys):
     main([*results, '--names', 'A', 'B', '--output', str(tmp_path / 'out')])
     check_written(tmp_path / 'out', 'low_resolution.csv', 'low_resolution.png')
     assert [line.split() for line in capsys.readouterr().out.splitlines()[3:7]] == [
@@ -34,13 +34,13 @@ def test_sizes_of_all_models_are_rows_and_changes_are_from_the_size_of_training(
     assert rows[1] == {'size': '224', 'A mAP': '75.5', 'A change': '-4.5', 'B mAP': '', 'B change': ''}
 
 
-def test_another_metric_may_be_compared_and_need_not_be_a_number_everywhere(results, tmp_path, capsys):
+def test_another_metric_can_be_compared_and_may_have_missing_values(results, tmp_path, capsys):
     main([results[0], '--metric', 'CF1', '--output', str(tmp_path / 'out')])
     assert [line.split() for line in capsys.readouterr().out.splitlines()[3:6]] == [
         ['448', '*', '70.00', '+0.00'], ['224', '60.00', '-10.00'], ['64', '-', '-']]
 
 
-def test_without_output_a_new_folder_is_made_each_time(results, tmp_path, monkeypatch):
+def test_without_output_each_run_gets_a_new_folder(results, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         main(results)

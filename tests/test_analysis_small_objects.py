@@ -1,4 +1,4 @@
-""" Gain in AP by the size of objects """
+""" AP gain by object size """
 import json
 import math
 
@@ -41,7 +41,7 @@ def test_areas_are_means_over_objects(shapes):
     assert list(areas) == list(CLASS_NAMES)
 
 
-def test_gains_are_differences_of_what_is_on_disk(results):
+def test_gains_are_differences_of_the_written_ap(results):
     evaluated = read_results(results, ['base', 'a', 'b'])
     rows = gain_rows(evaluated, AREAS, 2)
     assert [row['class'] for row in rows] == ['ant', 'bee', 'dog', 'cow', 'elk']
@@ -88,7 +88,7 @@ def test_the_command_reads_results_and_annotations_of_shapes(shapes, tmp_path, c
     assert printed.count('mean of 5') == 2 and len(printed.splitlines()) == 15
 
 
-def test_images_need_not_be_there(shapes, results, tmp_path, capsys):
+def test_images_are_not_needed(shapes, results, tmp_path, capsys):
     file = shapes / 'annotations' / 'instances_val.json'
     targets = create_dataset('coco', shapes, 'val').targets
     paths = [

@@ -36,7 +36,7 @@ def test_a_number_that_depends_on_the_draw_is_a_mean():
         {**SETTINGS, 'splicemix_grids': '1x2,2x2', 'splicemix_ratio': 'ref', 'seed': 7})
 
 
-def test_grids_tell_what_is_dropped():
+def test_grids_are_described_with_dropped_cells():
     assert describe_grids(SETTINGS) == '2x2'
     assert describe_grids({**SETTINGS, 'splicemix_drop_prob': 0.3}) == '2x2 drop 0.3'
     assert describe_grids({**SETTINGS, 'splicemix_drop_prob': 0.3, 'splicemix_grids': '2X2-1, 1x1'}) == '2x2-1,1x1'
@@ -67,7 +67,7 @@ def test_without_a_baseline_there_is_no_gain(runs, tmp_path, capsys):
     assert {row['gain'] for row in read_table(tmp_path / 'out' / 'sweep.csv')} == {'nan'}
 
 
-def test_a_run_that_was_cut_is_told(runs, tmp_path, caplog):
+def test_an_unfinished_run_is_reported(runs, tmp_path, caplog):
     cut = write_run(tmp_path / 'cut', [50.], seed=9, epochs=2)
     main([*runs, cut, '--ignore', 'epochs', '--output', str(tmp_path / 'out')])
     assert f'{cut} has 1 of 2 epochs' in caplog.text
@@ -84,7 +84,7 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, tmp_path, capsys):
     check("'2y2'", splicemix_grids='2y2')
     check("but got 'many'", splicemix_grids='2x2', splicemix_ratio='many')
     check("column 'eval_map'", '--metric', 'eval_map')
-    # Flags of SpliceMix mean nothing without it, and what is ignored may differ.
+    # Flags of SpliceMix may differ in runs without it, and so may ignored flags.
     other = write_run(tmp_path / 'other', [1., 2.], seed=9, splicemix_mode='elem', lr=0.2)
     main([*runs, other, '--ignore', 'lr', '--output', str(tmp_path / 'out')])
     capsys.readouterr()

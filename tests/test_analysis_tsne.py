@@ -40,7 +40,7 @@ def place(tmp_path_factory):
 
 
 def clusters():
-    """Weights of six classes around two directions, and one apart from them."""
+    """Weights of six classes around two directions, and of one in another direction."""
     torch.manual_seed(0)
     centers = torch.eye(8)[[0, 0, 0, 1, 1, 1, 2]]
     return 5 * centers + 0.1 * torch.randn(7, 8)
@@ -54,7 +54,7 @@ def test_the_nearest_class_has_the_highest_cosine():
         assert found == others[int(torch.stack(cosines).argmax())]
 
 
-def test_classes_that_are_alike_come_together_in_the_plane():
+def test_similar_classes_are_close_in_the_plane():
     places = project(clusters(), perplexity=2)
     distances = torch.cdist(places, places)
     assert distances[:3, :3].max() < distances[:3, 3:6].min()
@@ -64,13 +64,13 @@ def test_classes_that_are_alike_come_together_in_the_plane():
 
 def test_neighbours_are_counted_by_super_category():
     weights = clusters()
-    weights[2] = weights[3]  # a dog that is a bus
+    weights[2] = weights[3]  # the dog gets the weights of the bus
     table = table_of('run', CLASSES, GROUPS, weights, torch.zeros(7, 2))
     counted = {row['super-category']: row['run'] for row in neighbour_rows({'run': table})}
     same = sum(row['nearest_group'] == 'vehicle' for row in table if row['group'] == 'vehicle')
     assert counted == {
         '_other': '-', 'animal': '2 of 3', 'vehicle': f'{same} of 3', 'all': f'{(2 + same) / 6:.1%}'}
-    assert same < 3  # the bus has the dog
+    assert same < 3  # the nearest class of the bus is the dog
 
 
 @pytest.mark.parametrize('name', ['test_resnet', 'test_vit', 'repvit_m0_9'])

@@ -110,6 +110,10 @@ def test_short_names_tell_paths_apart(tmp_path):
     assert short_names([tmp_path / 'a' / 'x', tmp_path / 'b' / 'x']) == ['a/x', 'b/x']
     with pytest.raises(UsageError, match=rf'Expected different paths to compare, but got {tmp_path} twice'):
         short_names([tmp_path, tmp_path / 'a' / '..'])
+    assert short_names(['a', 'b'], ['one', 'two']) == ['one', 'two']
+    for names in (['one'], ['one', 'one']):
+        with pytest.raises(UsageError, match='Expected 2 different --names'):
+            short_names(['a', 'b'], names)
 
 
 def test_a_table_has_text_on_the_left_and_numbers_on_the_right():

@@ -1,7 +1,8 @@
-""" The report: one page that holds all it shows """
+""" The report, a single HTML page """
 import base64
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import yaml
 from markupsafe import escape
 from PIL import Image
 
+from tests.analyses import check_refused
 from tests.runs import CLASSES, make_images, summary, train
 from timm_splicemix.analysis.page import MAX_PIXELS, Chart, Line, Picture, render_page
 from timm_splicemix.report import main
@@ -24,7 +26,7 @@ BROWSER = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', '
 
 
 class Page(HTMLParser):
-    """A page as a browser reads it: open tags are closed in order, addresses and words are collected."""
+    """A parsed page: checks that tags are closed in order, and collects addresses, text and cells."""
 
     def __init__(self, path):
         super().__init__()
@@ -32,7 +34,7 @@ class Page(HTMLParser):
         self.stack, self.tags, self.pictures, self.addresses, self.words, self.cells = [], [], [], [], [], []
         self.feed(self.text)
         self.close()
-        assert not self.stack, f'{self.stack} are not closed'
+        assert not self.stack, f'{self.stack} not closed'
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
@@ -49,7 +51,7 @@ class Page(HTMLParser):
             self.stack.append(tag)
 
     def handle_startendtag(self, tag, attributes):
-        self.tags.append(tag)  # of SVG
+        self.tags.append(tag)  # SVG
 
     def handle_endtag(self, tag):
         assert self.stack.pop() == tag
@@ -64,7 +66,7 @@ class Page(HTMLParser):
         return next(cells for cells in self.cells if cells[0] == name)
 
     def check_alone(self):
-        """No script, nothing from elsewhere, and every picture can be seen."""
+        """Check that the page has no scripts, loads no other files, and contains every picture."""
         assert not {'script', 'link', 'iframe', 'object', 'embed', 'base'} & set(self.tags)
         assert '@import' not in self.text and 'url(' not in self.text
         for address in self.addresses:
@@ -80,7 +82,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope='module')
 def place(tmp_path_factory):
-    """A run that was trained and evaluated, with an analysis, and one that was written by hand."""
+    """A trained and evaluated run with an analysis, and a run written by hand."""
     folder = tmp_path_factory.mktemp('html')
     data = make_images(folder / 'data')
     run = train(data, folder / 'runs', '--splicemix-grids', '2x2', '--save-images', '--model-ema', name='one')
@@ -111,7 +113,7 @@ def write(tmp_path, *paths):
     return page
 
 
-def test_a_run_is_one_page_with_all_there_is(place, capsys):
+def test_a_run_is_shown_with_all_its_files(place, capsys):
     run = place / 'runs' / 'one'
     main([str(run)])
     page = Page(run / 'report.html')
@@ -124,13 +126,13 @@ def test_a_run_is_one_page_with_all_there_is(place, capsys):
     assert page.row('mAP') == ['mAP', *(f'{float(best[name]):.2f}' for name in ('eval_mAP', 'eval_ema_mAP'))]
     assert page.row('splicemix_grids') == ['splicemix_grids', '2x2']
     lines = re.findall(r'points="([^"]*)"', page.text)
-    assert [len(line.split()) for line in lines] == [len(rows)] * 6  # losses, mAP with averages, learning rate
+    assert [len(line.split()) for line in lines] == [len(rows)] * 6  # losses and mAP with EMA, learning rate
     assert 'one, in training' in page.words and 'Command and versions' in page.words
     assert 'report.html' in capsys.readouterr().out
     (run / 'report.html').unlink()
 
 
-def test_results_of_a_run_belong_to_it_and_runs_stand_side_by_side(place, tmp_path):
+def test_results_are_shown_with_their_run_and_runs_side_by_side(place, tmp_path):
     page = write(tmp_path, place / 'runs' / 'one', place / 'runs' / 'two', place / 'results')
     result = json.loads((place / 'results' / 'results.json').read_text())
     value = result['metrics']['mAP']
@@ -143,13 +145,13 @@ def test_results_of_a_run_belong_to_it_and_runs_stand_side_by_side(place, tmp_pa
     assert [cells for cells in page.cells if cells[0] == '64'] and 'sizes: table' in ' '.join(page.words)
 
 
-def test_text_of_a_run_is_no_part_of_the_page(place, tmp_path):
+def test_text_of_a_run_is_escaped(place, tmp_path):
     page = write(tmp_path, place / 'runs' / 'one', place / 'runs' / 'two')
     assert page.row('gp')[2] == EVIL and page.row(EVIL)[1] == '0.123'
     assert EVIL not in page.text and str(escape(EVIL)) in page.text
 
 
-def test_several_runs_get_their_page_beside_them(place, tmp_path, monkeypatch):
+def test_the_report_of_several_runs_is_in_their_common_folder(place, tmp_path, monkeypatch):
     runs = shutil.copytree(place / 'runs', tmp_path / 'runs')
     monkeypatch.chdir(tmp_path)
     main(['runs/one', 'runs/two', '--title', 'Both & more', '--batches', '0'])
@@ -165,16 +167,26 @@ def test_a_folder_of_analyses_alone_is_shown(tmp_path):
     assert 'a: table (first 100 of 150 rows)' in page.words and len(page.cells) == 101
 
 
+def test_only_regular_files_are_read(tmp_path):
+    (tmp_path / 'a.csv').write_text('a,b,c\n1\n')
+    os.mkfifo(tmp_path / 'pipe.png')
+    (tmp_path / 'lost.png').symlink_to(tmp_path / 'nowhere.png')
+    (tmp_path / 'loop').symlink_to(tmp_path)
+    (tmp_path / 'args.yaml').mkdir()
+    page = write(tmp_path, tmp_path)
+    assert page.cells == [['a', 'b', 'c'], ['1', '', '']] and not page.pictures
+
+
 def test_the_page_fits_narrow_and_wide_screens(place, tmp_path):
     text = write(tmp_path, place / 'runs' / 'one').text
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
     without = re.sub(r'<div class="scroll">.*?</div>', '', text, flags=re.S)
-    assert not {'table', 'img'} & set(re.findall(r'<(\w+)', without)), 'what may be too wide scrolls in itself'
+    assert not {'table', 'img'} & set(re.findall(r'<(\w+)', without)), 'wide elements scroll by themselves'
     fixed = [int(value) for value in re.findall(r'[^-]width: (\d+)px', text)]
     assert all(value <= 358 for value in fixed)  # 390 without the margins
 
 
-def test_wide_pictures_are_made_smaller(tmp_path):
+def test_wide_pictures_are_resized(tmp_path):
     for mode, name in (('RGB', 'a.jpg'), ('P', 'a.png'), ('RGBA', 'b.png')):
         Image.new(mode, (2 * MAX_PIXELS, 600)).save(tmp_path / name)
         picture = Picture.read(tmp_path / name, 'words')
@@ -219,19 +231,16 @@ def test_bad_input_is_one_line(tmp_path, capsys):
             (['classes'], 'per_class_ap.csv'), (['summary'], 'summary.csv'), (['picture'], 'a.png'),
             (['table'], 'a.csv'), (['good', 'good'], 'twice'), (['good', '--batches', '-1'], '--batches'),
             (['good', '--output', '.'], 'file name for --output')):
-        with pytest.raises(SystemExit) as caught:
-            main([str(tmp_path / part) if re.fullmatch(r'\w+|\.', part) else part for part in argv])
-        assert caught.value.code == 2
-        lines = capsys.readouterr().err.strip().splitlines()
-        assert len(lines) == 1 and message in lines[0] and 'Expected' in lines[0], lines
+        argv = [tmp_path / part if re.fullmatch(r'\w+|\.', part) else part for part in argv]
+        check_refused(main, argv, message, capsys)
     assert not list(tmp_path.rglob('*.html'))
 
 
-@pytest.mark.skipif(BROWSER is None, reason='there is no browser')
+@pytest.mark.skipif(BROWSER is None, reason='no browser')
 @pytest.mark.parametrize('width', [1280, 390])
-def test_a_browser_shows_every_picture_and_needs_no_more_than_the_width(place, tmp_path, width):
+def test_a_browser_shows_every_picture_within_the_width(place, tmp_path, width):
     report = write(tmp_path, place / 'runs' / 'one', place / 'runs' / 'two').text
-    # A frame may be narrower than a window can be; a page of its own looks into it, as the report allows no script.
+    # A window has a minimum width, a frame has not; the outer page runs the script that the report forbids.
     script = (
         "frame.onload = () => { const page = frame.contentDocument; const pictures = [...page.images];"
         "document.title = JSON.stringify({wide: page.documentElement.scrollWidth, number: pictures.length,"

@@ -102,10 +102,12 @@ def draw_batch(
     rows += [list(range(num_kept, len(images)))[i:i + columns] for i in range(0, len(images) - num_kept, columns)]
     heights = [height + 6 + _LINE * max(len(texts[i]) for i in row) for row in rows]
 
-    sheet = Image.new('RGB', (columns * (width + _MARGIN) + _MARGIN, 30 + sum(heights) + _MARGIN * len(rows)), PAPER)
+    sheet_width = columns * (width + _MARGIN) + _MARGIN
+    title_lines = _wrap(title, sheet_width - 2 * _MARGIN, bold)
+    top = 12 + 18 * len(title_lines)
+    sheet = Image.new('RGB', (sheet_width, top + sum(heights) + _MARGIN * len(rows)), PAPER)
     draw = ImageDraw.Draw(sheet)
-    draw.text((_MARGIN, 8), title, fill=INK, font=bold)
-    top = 30
+    draw.text((_MARGIN, 8), '\n'.join(title_lines), fill=INK, font=bold)
     for row, row_height in zip(rows, heights):
         for column, index in enumerate(row):
             left = _MARGIN + column * (width + _MARGIN)

@@ -32,7 +32,7 @@ SHOWN = ('curves.png', 'per_class_ap.png', CLASSES, 'results.csv', 'summary.csv'
 BATCH = re.compile(r'train-batch-(\d+)-(\d+)\.jpg')
 FACTS = {
     'model': 'model', 'dataset': 'data set', 'split': 'split', 'num_images': 'images', 'input_size': 'input size',
-    'epoch': 'epoch', 'use_ema': 'EMA weights', 'tta': 'flipped images too'}  # of results.json
+    'epoch': 'epoch', 'use_ema': 'EMA weights', 'tta': 'TTA by flips'}  # of results.json
 CHARTS = {
     'training loss': ('train_loss',), 'validation loss': ('eval_loss', 'eval_ema_loss'),
     'mAP': ('eval_mAP', 'eval_ema_mAP'), 'top-1 accuracy': ('eval_top1', 'eval_ema_top1'), 'learning rate': ('lr',)}
@@ -60,26 +60,15 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Folder:
-    """ The content of a folder.
-
-    Args:
-        name: Name in the report.
-        path: The folder.
-        settings: Content of args.yaml, {} without.
-        environment: Content of environment.yaml, {} without.
-        epochs: Rows of summary.csv, [] without.
-        results: Results of validate.py.
-        batches: Pictures of mixed batches.
-        analyses: Other pictures and CSV files.
-    """
+    """What a folder contains; parts that it does not have are empty."""
     name: str
     path: Path
-    settings: dict[str, Any]
-    environment: dict[str, Any]
-    epochs: list[dict[str, str]]
-    results: list[Result]
-    batches: list[Path]
-    analyses: list[Path]
+    settings: dict[str, Any]  # args.yaml
+    environment: dict[str, Any]  # environment.yaml
+    epochs: list[dict[str, str]]  # summary.csv
+    results: list[Result]  # of validate.py
+    batches: list[Path]  # pictures of mixed batches
+    analyses: list[Path]  # other pictures and CSV files
 
     @property
     def is_run(self) -> bool:
@@ -87,13 +76,7 @@ class Folder:
 
 
 def list_files(folder: Path, others: Sequence[Path], depth: int = MAX_DEPTH) -> list[Path]:
-    """ List the files of a folder and its sub-folders, except for runs, `others`, and sizes of --eval-sizes.
-
-    Args:
-        folder: The folder.
-        others: Folders that have their own place in the report.
-        depth: Levels of sub-folders.
-    """
+    """List the files of a folder and of its sub-folders, except for `others`, runs, and sizes of --eval-sizes."""
     try:
         paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith('.')]
     except OSError as error:
@@ -107,13 +90,7 @@ def list_files(folder: Path, others: Sequence[Path], depth: int = MAX_DEPTH) -> 
 
 
 def read_folder(path: Path, name: str, others: Sequence[Path] = ()) -> Folder:
-    """ Read the files of train.py, validate.py and analyses.
-
-    Args:
-        path: The folder.
-        name: Name in the report.
-        others: Folders that have their own place in the report.
-    """
+    """Read what train.py, validate.py and analyses wrote, except for `others`, which the report shows separately."""
     files = list_files(path, others)
     results = []
     found = [file for file in files if file.name == RESULTS]
@@ -339,13 +316,7 @@ def setting_blocks(runs: Sequence[Folder]) -> Blocks:
 
 
 def build_report(folders: Sequence[Folder], title: str = 'Report', batches: int = 2) -> str:
-    """ Build the HTML page.
-
-    Args:
-        folders: Content of the folders.
-        title: Title of the page.
-        batches: Pictures of mixed batches of each run.
-    """
+    """Build the HTML page, with this number of pictures of mixed batches of each run."""
     runs = [folder for folder in folders if folder.is_run]
     results = [result for folder in folders for result in folder.results or best_epoch(folder)]
     return render_page(title, [folder.name for folder in folders], {
