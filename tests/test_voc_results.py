@@ -1,12 +1,12 @@
-""" Tables, pictures and documents that benchmarks/voc.py makes of its runs """
+""" Tables, pictures and documents that experiments/voc/voc.py makes of its runs """
 import json
 import re
+import shutil
 
 import pytest
 import torch
 import voc
 import voc_arms as arms
-import voc_document as document
 import voc_pictures as pictures
 import voc_records as store
 import voc_results as results
@@ -93,18 +93,18 @@ def test_runs_of_another_recipe_or_of_other_images_are_not_compared(some_runs):
     other.save(some_runs / 'splicemix-seed1' / 'validate' / 'scores.npz')
     report = results.Report(store.read_runs(some_runs), 20)
     for draw in (report.text, lambda: pictures.draw_classes(report, some_runs / 'classes.png')):
-        with pytest.raises(ValueError, match=r'other.* in .*splicemix-seed1'):
+        with pytest.raises(ValueError, match=r'splicemix-seed1 in .* has others'):
             draw()
     content = store.read_record(some_runs / 'baseline-seed1')
     store.write_record(some_runs / 'baseline-seed1', {**content, 'recipe': ['--lr', '0.1', '--img-size', '32']})
-    with pytest.raises(ValueError, match=r'baseline-seed0 and .*baseline-seed1 with another recipe'):
+    with pytest.raises(ValueError, match=r'baseline-seed0 in .* and baseline-seed1 in .* differ in recipe'):
         results.Report(store.read_runs(some_runs))
 
 
 def test_runs_that_were_kept_and_others_are_in_the_order_of_arms(some_runs, tmp_path):
     records = tmp_path / 'records'
-    records.mkdir()
-    (some_runs / 'splicemix-seed0').rename(records / 'splicemix-seed0')
+    store.keep_runs([run for run in store.read_runs(some_runs) if run.name == 'splicemix-seed0'], records)
+    shutil.rmtree(some_runs / 'splicemix-seed0')
     assert [run.name for run in voc.all_runs(some_runs, records)] == [
         *(f'baseline-seed{seed}' for seed in range(3)), *(f'splicemix-seed{seed}' for seed in range(3)),
         '40-splicemix-seed0']
@@ -112,7 +112,7 @@ def test_runs_that_were_kept_and_others_are_in_the_order_of_arms(some_runs, tmp_
 
 def test_a_table_of_nothing_says_so(tmp_path):
     report = results.Report(store.read_runs(tmp_path / 'nothing'))
-    assert report.text() == 'No run was begun yet.'
+    assert report.text() == 'No runs yet.'
     assert not any(draw(report, tmp_path / 'picture.png') for _, draw in pictures.PICTURES.values())
 
 
@@ -130,8 +130,8 @@ def test_epochs_that_were_not_scored_are_left_out_of_curves(tmp_path):
 
 def test_results_are_written_between_the_marks_of_their_section(some_runs, tmp_path, capsys):
     page = tmp_path / 'RESULTS.md'
-    begin, end = document.marks('runs')
-    other = '\n'.join(document.marks('voc-32'))
+    begin, end = results.marks('runs')
+    other = '\n'.join(results.marks('voc-32'))
     page.write_text(f'Before\n{begin}\nold\n{end}\nAfter\n{other}\n')
     records = tmp_path / 'records'
     records.mkdir()
@@ -140,8 +140,8 @@ def test_results_are_written_between_the_marks_of_their_section(some_runs, tmp_p
     for _ in range(2):
         voc.main([*flags, '--write-docs', str(page)])
         text = page.read_text()
-        assert text.startswith(f'Before\n{begin}\n5 runs are finished') and 'old' not in text
-        assert text.endswith(f'{end}\nAfter\n{other}\n') and 'took 3.5 hours' in text
+        assert text.startswith(f'Before\n{begin}\n5 finished runs') and 'old' not in text
+        assert text.endswith(f'{end}\nAfter\n{other}\n') and '3.5 hours' in text
         assert 'weights lite0.pth' in text and '| SpliceMix | 1.50 | 1.20 (1.18 to 1.25) |' in text
         files = re.findall(r'!\[.*\]\((.*)\)', text)
         assert files == ['runs-curves.png', 'runs-sizes.png', 'runs-classes.png']
@@ -154,8 +154,8 @@ def test_results_are_written_between_the_marks_of_their_section(some_runs, tmp_p
 
 def test_the_headline_shows_the_main_arms_beside_the_paper(some_runs, tmp_path, monkeypatch):
     readme = tmp_path / 'README.md'
-    readme.write_text('Before\n{}\nold\n{}\nAfter\n'.format(*document.marks('runs')))
-    (tmp_path / 'RESULTS.md').write_text('\n'.join(document.marks('runs')))
+    readme.write_text('Before\n{}\nold\n{}\nAfter\n'.format(*results.marks('runs')))
+    (tmp_path / 'RESULTS.md').write_text('\n'.join(results.marks('runs')))
     monkeypatch.setattr(voc, 'DOCUMENT', tmp_path / 'RESULTS.md')
     monkeypatch.setattr(voc, 'README', readme)
     voc.main(['--output', str(some_runs), '--bootstrap', '20', '--write-docs', str(tmp_path / 'RESULTS.md')])
@@ -177,22 +177,21 @@ def test_what_is_kept_of_runs_gives_the_same_table_and_names_no_path(some_runs, 
     flags = ('--output', str(some_runs), '--records', str(records), '--bootstrap', '20')
     before = results.Report(store.read_runs(some_runs), 20)
     voc.main([*flags, '--keep'])
-    kept = store.read_runs(records)
+    kept = store.read_records(records)
     assert [run.name for run in kept] == [
         *(f'baseline-seed{seed}' for seed in range(3)), 'splicemix-seed0', 'splicemix-seed1']
     after = results.Report(kept, 20)
     for arm in ('baseline', 'splicemix'):
         arm = results.ARMS[arm]
         assert after.interval(arm) == pytest.approx(before.interval(arm), abs=0.05)
-    assert after.runs[0].environment() == {name: environment[name] for name in environment if name != 'command'}
+    assert after.runs[0].environment == {name: environment[name] for name in environment if name != 'command'}
     files = [file for file in records.rglob('*') if file.is_file()]
-    assert {file.name for file in files} == {
-        'run.json', 'summary.csv', 'environment.yaml', 'results.json', 'scores.npz'}
+    assert {file.name for file in files} == {'runs.json', 'scores.npz'}
     assert not [file for file in files if str(tmp_path).encode() in file.read_bytes()]
 
 
 def test_the_documents_have_a_place_for_results():
-    assert all(voc.README.read_text(encoding='utf-8').count(mark) == 1 for mark in document.marks(voc.HEADLINE))
+    assert all(voc.README.read_text(encoding='utf-8').count(mark) == 1 for mark in results.marks(voc.HEADLINE))
     text = voc.DOCUMENT.read_text(encoding='utf-8')
     for section in ('voc-224', 'voc-224-20', 'voc-128', 'voc-128-20'):
-        assert all(text.count(mark) == 1 for mark in document.marks(section))
+        assert all(text.count(mark) == 1 for mark in results.marks(section))

@@ -1,7 +1,7 @@
 """ timm's create_model with a global max pooling (GMP) head on every family that can have one
 
-Of the 98 families of timm 1.0.31, 73 support max pooling themselves. In 19 others timm rejects `global_pool='max'` (timm
-1.0.30 accepts it in some of them and does something else). There the maximum is taken before the model's average
+Of the 98 families of timm 1.0.31, 73 support max pooling themselves. In 19 others timm rejects `global_pool='max'`
+(timm 1.0.30 accepts it in some of them and does something else). There the maximum is taken before the model's average
 pooling, which leaves it unchanged: the average of one position is that position.
 """
 import copy
