@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import timm_splicemix as tsm
-from tests.helpers import in_sight, make_batch
+from tests.helpers import in_sight, make_batch, raises_error
 
 
 def plan_of(mixer, batch_size):
@@ -85,7 +85,7 @@ def test_integer_classes_become_one_hot_in_all_batches():
 
 
 def test_images_smaller_than_the_grid_are_refused():
-    with pytest.raises(ValueError, match='Expected images with a pixel for each cell of a 2x2 grid'):
+    with raises_error('Expected images with a pixel for each cell of a 2x2 grid'):
         tsm.SpliceMix('2x2-3', batch='alternate').batches(*make_batch(8, height=1))
 
 

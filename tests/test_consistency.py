@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.helpers import rng
+from tests.helpers import raises_error, rng
 from timm_splicemix.loss import ConsistencyLoss, consistency, consistency_loss
 
 
@@ -232,5 +232,5 @@ def test_nothing_is_decided_from_values(mask_device):
     (torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(2, 2, 1).bool(), r'of 4 cells, .* got shape \(2, 2, 1\)'),
 ])
 def test_bad_input_is_refused(cell_logits, image_logits, dropped, message):
-    with pytest.raises(ValueError, match=message):
+    with raises_error(message):
         consistency_loss(cell_logits, image_logits, dropped)

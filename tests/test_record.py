@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import timm_splicemix as tsm
-from tests.helpers import in_sight, rng
+from tests.helpers import in_sight, raises_error, rng
 
 
 def test_grids_are_read_from_their_grammar():
@@ -26,13 +26,8 @@ def test_a_grid_as_text_gives_the_grammar_back(text):
     '2x', '0x2', '2x0', 'axb', '2x2-4', '2x2-5', '', ',', '2x2,', '-1x2', '2x2-', '2x2@', '2x2@0', '2x2@-1', '2x2@inf',
     '2x2@nan', '2*2', '2x2x2', '2.0x2', '1x1-1'])
 def test_bad_grids_are_refused(text):
-    with pytest.raises(ValueError, match='Expected'):
+    with raises_error('Expected'):
         tsm.parse_grids(text)
-
-
-def test_an_empty_list_of_grids_is_refused():
-    with pytest.raises(ValueError, match='Expected at least one grid'):
-        tsm.SpliceMix([])
 
 
 @pytest.mark.parametrize('grid', tsm.parse_grids('1x1,1x2,2x2,2x3,3x3'))
@@ -79,16 +74,16 @@ def test_every_image_is_equally_likely_in_every_cell():
     ({'batch_size': 4, 'num_mixed': 1, 'num_dropped': -1}, 'num_dropped'),
 ])
 def test_records_that_cannot_be_are_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
+    with raises_error(message):
         tsm.sample_record(grid=tsm.Grid(2, 2), **kwargs)
 
 
 def test_a_record_of_the_wrong_shape_is_refused():
-    with pytest.raises(ValueError, match='shape'):
+    with raises_error('shape'):
         tsm.SpliceRecord(tsm.Grid(2, 2), torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.bool))
 
 
 @pytest.mark.parametrize('sizes', [(2., 2), (2, '2'), (2, 2, 1.)])
 def test_a_grid_of_what_is_no_integer_is_refused(sizes):
-    with pytest.raises(ValueError, match='to be an integer'):
+    with raises_error('to be an integer'):
         tsm.Grid(*sizes)

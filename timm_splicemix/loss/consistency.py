@@ -1,4 +1,4 @@
-""" Consistency loss of SpliceMix-CL: a cell of a mixed image is to predict what its regular image predicts """
+""" Consistency loss of SpliceMix-CL, between the predictions of a cell of a mixed image and of its regular image """
 from typing import Optional
 
 import torch
@@ -6,29 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..errors import UsageError
-
-__all__ = ['ConsistencyLoss', 'consistency_loss']
-
-
-def _check_logits(cell_logits: torch.Tensor, image_logits: torch.Tensor) -> None:
-    if cell_logits.ndim != 2:
-        raise UsageError(f'Expected cell_logits of shape (N, classes), but got {tuple(cell_logits.shape)}.')
-    if image_logits.shape != cell_logits.shape:
-        raise UsageError(
-            f'Expected image_logits of shape {tuple(cell_logits.shape)}, those of the regular image of each cell, '
-            f'but got {tuple(image_logits.shape)}: gather them by image_logits[record.sources.flatten()].')
-    for name, logits in (('cell_logits', cell_logits), ('image_logits', image_logits)):
-        if not logits.is_floating_point():
-            raise UsageError(f'Expected {name} of a floating point type, but got {logits.dtype}.')
-
-
-def _check_dropped(dropped: torch.Tensor, num_cells: int) -> None:
-    if dropped.dtype != torch.bool:
-        raise UsageError(f'Expected dropped to be a mask of type torch.bool, but got {dropped.dtype}.')
-    if dropped.ndim not in (1, 2) or dropped.numel() != num_cells:
-        raise UsageError(
-            f'Expected dropped to have one value for each of {num_cells} cells, in shape (N,) or (M, cells), '
-            f'but got shape {tuple(dropped.shape)}.')
 
 
 def consistency_loss(
@@ -45,20 +22,20 @@ def consistency_loss(
         loss = 1 / (K * C) * sum over these cells and C classes of -p * log(p') - (1 - p) * log(1 - p')
 
     which is equation 3.5 of the SpliceMix paper as a mean. The paper's reference code divides by all N cells, so that
-    dropping cells makes its loss smaller; here a dropped cell is no part of the mean. Against p the loss is smallest at
-    p' = p, where it is the entropy of p, not 0.
+    dropping cells makes its loss smaller; here dropped cells don't count in the mean. The minimum over p' is at p' = p,
+    where the loss is the entropy of p, not 0.
 
-    It is computed from logits, in float32 (float64 if given), with and without autocast. Nothing is decided from
-    values, so a GPU is never waited for.
+    The loss is computed from logits in float32 (float64 if given), with and without autocast. No decision depends on a
+    tensor's value, so it never waits for a GPU.
 
     Args:
         cell_logits: (N, C), one row for each cell.
         image_logits: (N, C), the logits of the regular image of each cell, such as `logits[record.sources.flatten()]`.
-        dropped: (N,) or (M, cells) bool, row-major as the cells; the cells that don't count, whatever their logits.
-        detach: Take p as a constant. If False, regular images are pulled to their cells as well.
+        dropped: (N,) or (M, cells) bool, row-major as the cells; these cells are ignored, whatever their logits are.
+        detach: Treat p as a constant. If False, the gradient also reaches the predictions of regular images.
 
     Returns:
-        The loss, a scalar; 0 if no cell remains, with gradients of 0.
+        The loss, a scalar; 0 with gradients of 0 if no cell remains.
 
     Example:
         >>> import torch
@@ -66,13 +43,12 @@ def consistency_loss(
         >>> consistency_loss(cell_logits, image_logits, torch.tensor([False, True]))
         tensor(0.5292)
     """
-    _check_logits(cell_logits, image_logits)
     if dropped is None:
         dropped = torch.zeros(len(cell_logits), dtype=torch.bool, device=cell_logits.device)
-    _check_dropped(dropped, len(cell_logits))
+    _check_input(cell_logits, image_logits, dropped)
     dropped = dropped.to(cell_logits.device, non_blocking=True).reshape(-1, 1)  # (N, 1)
     dtype = torch.promote_types(torch.promote_types(cell_logits.dtype, image_logits.dtype), torch.float32)
-    # Masked before the loss too: a gradient of 0 times an infinite derivative would be nan.
+    # Mask before the loss too, since a gradient of 0 times an infinite derivative is nan.
     student = cell_logits.to(dtype).masked_fill(dropped, 0.)
     teacher = image_logits.to(dtype).masked_fill(dropped, 0.)
     if detach:
@@ -86,7 +62,7 @@ class ConsistencyLoss(nn.Module):
     """ `consistency_loss` as a module.
 
     Args:
-        detach: Take the prediction of regular images as a constant, as the paper has it.
+        detach: Treat the predictions of regular images as constants, as in the paper.
     """
 
     def __init__(self, detach: bool = True):
@@ -103,3 +79,21 @@ class ConsistencyLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f'detach={self.detach}'
+
+
+def _check_input(cell_logits: torch.Tensor, image_logits: torch.Tensor, dropped: torch.Tensor) -> None:
+    if cell_logits.ndim != 2:
+        raise UsageError(f'Expected cell_logits of shape (N, classes), but got {tuple(cell_logits.shape)}.')
+    if image_logits.shape != cell_logits.shape:
+        raise UsageError(
+            f'Expected image_logits of shape {tuple(cell_logits.shape)}, those of the regular image of each cell, '
+            f'but got {tuple(image_logits.shape)}: gather them by image_logits[record.sources.flatten()].')
+    for name, logits in (('cell_logits', cell_logits), ('image_logits', image_logits)):
+        if not logits.is_floating_point():
+            raise UsageError(f'Expected {name} of a floating point type, but got {logits.dtype}.')
+    if dropped.dtype != torch.bool:
+        raise UsageError(f'Expected dropped to be a mask of type torch.bool, but got {dropped.dtype}.')
+    if dropped.ndim not in (1, 2) or dropped.numel() != len(cell_logits):
+        raise UsageError(
+            f'Expected dropped to have one value for each of {len(cell_logits)} cells, in shape (N,) or (M, cells), '
+            f'but got shape {tuple(dropped.shape)}.')

@@ -286,7 +286,7 @@ def create_criterion(
             sum_classes=args.bce_sum)
     if args.class_weights == 'auto':
         if getattr(dataset, 'targets', None) is None:
-            raise UsageError('Expected a multi-label data set that knows all its labels for --class-weights auto.')
+            raise UsageError('Expected a multi-label data set with known labels for --class-weights auto.')
         kwargs['pos_weight'] = positive_weights(dataset.targets)
     return create_loss(name, num_classes, **kwargs)
 
