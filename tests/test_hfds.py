@@ -180,7 +180,7 @@ def test_an_ambiguous_column_is_asked_for(tmp_path):
 
 def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, 'datasets', None)
-    with pytest.raises(ImportError, match=r"pip install 'timm-splicemix\[hfds\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'timm-splicemix\[hfds\]'"):
         ReaderHfdsMultiLabel('', root=tmp_path)
 
 

@@ -289,7 +289,7 @@ def test_bad_images_can_be_skipped_and_are_told(root, tmp_path, workers, caplog)
 def test_a_batch_of_bad_images_alone_is_an_error(root, tmp_path):
     loader = make_loader(root, batch_size=1, on_bad_image='skip')
     loader.dataset.reader.paths[4] = str(tmp_path / 'missing.png')
-    with pytest.raises(OSError, match=r'but got a batch of 1 that can not be read, such as .*missing\.png'):
+    with pytest.raises(ValueError, match=r'but got a batch of 1 that can not be read, such as .*missing\.png'):
         read(loader)
 
 

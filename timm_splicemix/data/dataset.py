@@ -5,11 +5,12 @@ import torch
 from PIL import Image
 from timm.data import ImageDataset
 
+from ..errors import UsageError
 from .decode import decode_image
 from .readers.base import MultiLabelReader
 
 
-class BadImageError(OSError):
+class BadImageError(UsageError, OSError):
     """ An image that can't be read.
 
     Args:

@@ -244,7 +244,7 @@ def _fetch(url: str, part: Path, bar: tqdm) -> None:
             failures = 1 if size > most else failures + 1
             most = max(most, size)
             if failures == _ATTEMPTS:
-                raise OSError(
+                raise UsageError(
                     f'Expected all of {url}, but got {error}: check the connection and try again, which goes on where '
                     f'this ended, or set {BASE_URL_VARIABLE} to the address of a mirror.') from error
             time.sleep(_BACKOFF * 2 ** (failures - 1))
@@ -297,7 +297,7 @@ def _open(url: str, headers: dict[str, str]) -> Any:
         found = f'HTTP {error.code} ({error.reason})'
         if error.code >= 500 or error.code in (408, 429):
             raise _ConnectionLostError(found) from error
-        raise OSError(
+        raise UsageError(
             f'Expected a file at {url}, but got {found}: '
             f'set {BASE_URL_VARIABLE} to the address of a mirror that has it.') from error
     except (OSError, http.client.HTTPException) as error:

@@ -110,7 +110,7 @@ class _Source:
             self.num_skipped += 1
             _logger.warning(f'Skipped {error.path}: {error.reason}')
         if not batch.indices:  # leaving the batch out would give processes different numbers of steps
-            raise OSError(
+            raise UsageError(
                 f'Expected a readable image in each batch, but got a batch of {len(batch.errors)} that can not be '
                 f'read, such as {batch.errors[0].path}: mend or remove them (python -m timm_splicemix.data.check).')
 

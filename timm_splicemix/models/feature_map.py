@@ -19,7 +19,7 @@ REFUSALS = (AssertionError, AttributeError, IndexError, KeyError, NotImplemented
             ValueError)
 
 
-class NoFeatureMap(ValueError):
+class NoFeatureMap(UsageError):
     """The model has no single feature map; `reason` says what it has."""
 
     def __init__(self, model: nn.Module, reason: str):

@@ -202,7 +202,7 @@ def _pool_by_max(model: nn.Module, input_size: Optional[Union[int, tuple[int, ..
     model.train(structure.attributes[model]['training'])
 
 
-def _no_max(model: nn.Module, reason: str) -> ValueError:
-    return ValueError(
+def _no_max(model: nn.Module, reason: str) -> UsageError:
+    return UsageError(
         f'Expected a model with a feature map that its head can pool for --gp max, but got {model_name(model)}: '
         f'{reason}; leave out --gp or choose another model.')

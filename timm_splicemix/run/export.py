@@ -99,7 +99,7 @@ def _export_onnx(model: nn.Module, info: CheckpointInfo, images: torch.Tensor, p
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ImportError(
+        raise UsageError(
             f"Expected onnx, onnxscript and onnxruntime for --export onnx, but got: {error}; "
             "pip install 'timm-splicemix[export]'.") from None
     batch = torch.export.Dim('batch', min=1)

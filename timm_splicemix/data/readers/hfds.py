@@ -107,7 +107,7 @@ def _import_datasets() -> ModuleType:
     try:
         import datasets
     except ImportError as error:
-        raise ImportError(
+        raise UsageError(
             'Expected the package datasets for data sets of Hugging Face, but got none: '
             "pip install 'timm-splicemix[hfds]'.") from error
     return datasets

@@ -389,8 +389,8 @@ def _search(folder: Path, split: str) -> list[str]:
     return []
 
 
-def _compressed_error(shard: str) -> ValueError:
-    return ValueError(
+def _compressed_error(shard: str) -> UsageError:
+    return UsageError(
         f'Expected plain tar files, but got {shard}, which is compressed and cannot be read from the middle: unpack it '
         'to .tar (images gain nothing from it).')
 
@@ -439,8 +439,8 @@ def _scan(shard: str) -> list[int]:
     return [*offsets, end]
 
 
-def _broken_error(shard: str, reason: str) -> ValueError:
-    return ValueError(f'Expected a complete tar file, but got {shard}: {reason}. Copy or write it again.')
+def _broken_error(shard: str, reason: str) -> UsageError:
+    return UsageError(f'Expected a complete tar file, but got {shard}: {reason}. Copy or write it again.')
 
 
 def _check_sample(sample: Optional[tuple[str, list[str]]], shard: str) -> None:
