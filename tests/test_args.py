@@ -4,6 +4,7 @@ import pytest
 
 import timm_splicemix as tsm
 from timm_splicemix.args import CommandParser, command
+from timm_splicemix.errors import UsageError
 
 
 def parse(*argv):
@@ -31,36 +32,61 @@ def test_splicemix_is_off_by_default():
     assert parse().splicemix_grids == ''
 
 
-def test_a_ratio_that_is_no_number_is_refused():
-    with pytest.raises(ValueError, match="Expected --splicemix-ratio to be a number or 'ref', but got 'half'"):
-        tsm.splicemix_kwargs(parse('--splicemix-ratio', 'half'))
+@pytest.mark.parametrize('flag, value, message', [
+    ('ratio', 'half', "Expected a number or 'ref', but got 'half'"),
+    ('prob', '1.5', "Expected a finite number from 0 to 1, but got '1.5'"),
+])
+def test_a_bad_value_is_refused_by_any_parser(flag, value, message, capsys):
+    with pytest.raises(SystemExit):
+        parse(f'--splicemix-{flag}', value)
+    assert f'argument --splicemix-{flag}: {message}' in capsys.readouterr().err
 
 
 def test_a_mistake_in_a_command_is_one_line_and_exit_code_2(capsys, monkeypatch):
     @command
     def main(argv=None):
-        raise ValueError('Expected this,\n but got that.')
+        raise UsageError('Expected this,\n but got that.')
 
     with pytest.raises(SystemExit) as caught:
         main([])
     assert caught.value.code == 2
     assert capsys.readouterr().err == 'error: Expected this, but got that.\n'
     monkeypatch.setenv('TSM_TRACEBACK', '1')
-    with pytest.raises(ValueError):
+    with pytest.raises(UsageError):
         main([])
 
 
-def test_a_defect_in_a_command_keeps_its_traceback():
+@pytest.mark.parametrize('kind', [KeyError, ValueError, OSError, ImportError])
+def test_any_other_exception_keeps_its_traceback(kind):
     @command
     def main(argv=None):
-        raise KeyError('defect')
+        raise kind('defect')
 
-    with pytest.raises(KeyError):
+    with pytest.raises(kind):
         main([])
 
 
-def test_a_flag_that_does_not_exist_is_one_line_and_exit_code_2(capsys):
+def test_an_unknown_flag_is_one_line_and_exit_code_2(capsys):
     with pytest.raises(SystemExit) as caught:
         CommandParser(prog='thing').parse_args(['--nonsense'])
     assert caught.value.code == 2
     assert capsys.readouterr().err == 'thing: error: unrecognized arguments: --nonsense (see --help)\n'
+
+
+def test_a_parser_lists_its_flags_and_shows_their_defaults():
+    parser = CommandParser()
+    parser.add_argument('paths', nargs='+', help='files')
+    group = parser.add_argument_group('Group')
+    group.add_argument('--size', default=3, help='a size')
+    group.add_argument('--sizes', default=[1, 2], help='sizes')
+    one_of = group.add_mutually_exclusive_group()
+    actions = [one_of.add_argument('--this', action='store_true'), one_of.add_argument('--that', default='')]
+    other = parser.add_mutually_exclusive_group().add_argument('--alone', default=0, help='a number (default: zero)')
+    assert list(parser.flags) == ['paths', 'size', 'sizes', 'this', 'that', 'alone']
+    assert parser.exclusive == [actions, [other]]
+    helps = {name: action.help for name, action in parser.flags.items()}
+    assert helps == {
+        'paths': 'files', 'size': 'a size (default: %(default)s)', 'sizes': 'sizes (default: 1 2)', 'this': None,
+        'that': None, 'alone': 'a number (default: zero)'}
+    args = parser.parse_args(['file', '--this', '--size', '4'])
+    assert vars(args) == {'paths': ['file'], 'size': '4', 'sizes': [1, 2], 'this': True, 'that': '', 'alone': 0}

@@ -3,25 +3,14 @@ import argparse
 import pytest
 import yaml
 
-from timm_splicemix.args import (
-    CommandParser,
-    add_label_args,
-    add_splicemix_args,
-    add_timm_train_args,
-    add_train_args,
-    dump_args,
-    parse_with_config,
-)
+from timm_splicemix.args import CommandParser, add_train_args, add_validate_args, dump_args, parse_with_config
 
 from .timm_flags import TRAIN
 
 
 def make_parser():
     parser = CommandParser(prog='train')
-    add_timm_train_args(parser)
-    add_label_args(parser)
-    add_splicemix_args(parser)
-    add_train_args(parser, losses=('bce', 'asl'))
+    add_train_args(parser)
     return parser
 
 
@@ -37,7 +26,7 @@ def parse(tmp_path):
 
 @pytest.fixture
 def refusal(capsys):
-    """What is said of a call that ends with exit code 2, in one line."""
+    """The one line of a call that exits with code 2."""
     def message(function, *args, **kwargs):
         with pytest.raises(SystemExit) as caught:
             function(*args, **kwargs)
@@ -73,19 +62,19 @@ def test_the_command_line_wins_with_a_default_too(parse):
     assert given == {'smoothing', 'model_ema_decay'}
 
 
-def test_the_args_yaml_of_timm_is_no_wish_of_the_user(parse):
-    text = yaml.safe_dump({name: default for name, (_, default, *_) in TRAIN.items()}, default_flow_style=False)
+def test_defaults_in_an_args_yaml_of_timm_are_not_given_by_the_user(parse):
+    text = yaml.safe_dump({name: flag['default'] for name, flag in TRAIN.items()}, default_flow_style=False)
     assert len(yaml.safe_load(text)) == 172
     args, given = parse(text)
     assert args == make_parser().parse_args([])
     assert given == set()
 
 
-def test_what_differs_in_an_args_yaml_is_a_wish_of_the_user(parse):
-    defaults = {name: default for name, (_, default, *_) in TRAIN.items()}
+def test_other_values_in_an_args_yaml_are_given_by_the_user(parse):
+    defaults = {name: flag['default'] for name, flag in TRAIN.items()}
     changed = {
         'data': 'folder', 'lr': 1e-5, 'scale': [0.5, 1.0], 'opt_kwargs': {'foreach': True}, 'amp': True,
-        'torchcompile': 'inductor', 'wandb_tags': ['a', 'b'], 'kd_distill_type': 'token', 'min_lr': 1e-6}
+        'torchcompile': 'inductor', 'wandb_tags': ['a', 'b'], 'min_lr': 1e-6}
     args, given = parse(yaml.safe_dump({**defaults, **changed}))
     assert vars(args) == {**vars(make_parser().parse_args([])), **changed}
     assert given == set(changed)
@@ -132,7 +121,11 @@ def test_the_help_names_the_config(capsys):
     ('splicemix_cl: 0.5', 0.5),
     ('torchcompile: true', 'inductor'),
     ('torchcompile: eager', 'eager'),
-    ('splicemix_ratio: 0.5', '0.5'),
+    ('splicemix_ratio: 0.5', 0.5),
+    ("splicemix_ratio: '0.5'", 0.5),
+    ('splicemix_ratio: ref', 'ref'),
+    ('aug_splits: 0', 0),
+    ("kd_temperature: '4'", 4.0),
     ('keep_labels: 40', '40'),
     ('loss: asl', 'asl'),
     ("loss: ''", ''),
@@ -156,29 +149,42 @@ def test_a_flag_with_a_negation_can_be_set_both_ways(parse):
 
 
 @pytest.mark.parametrize('line, expected', [
-    ('lr: abc', "'lr' in {path} to be a number, but got 'abc'"),
-    ('lr: true', "'lr' in {path} to be a number, but got True"),
-    ('lr: [0.1]', "'lr' in {path} to be a number, but got [0.1]"),
-    ('epochs: 1.5', "'epochs' in {path} to be a whole number, but got 1.5"),
-    ('lr-cycle-limit: true', "'lr-cycle-limit' in {path} to be a whole number, but got True"),
-    ('amp: 1', "'amp' in {path} to be true or false, but got 1"),
-    ("amp: 'false'", "'amp' in {path} to be true or false, but got 'false'"),
-    ('gp: off', "'gp' in {path} to be text, in quotes if need be, but got False"),
-    ('experiment: 2024-05-06', "'experiment' in {path} to be text, in quotes if need be, but got"),
-    ('crop_mode: middle', "'crop_mode' in {path} to be one of center, squash, border, but got 'middle'"),
-    ('loss: none', "'loss' in {path} to be one of bce, asl, but got 'none'"),
-    ('input_size: [3, 64]', "'input_size' in {path} to be a list of 3, but got [3, 64]"),
-    ('input_size: 64', "'input_size' in {path} to be a list of 3, but got 64"),
-    ('opt_betas: []', "'opt_betas' in {path} to be a list of at least one, but got []"),
-    ('opt_betas: [0.9, x]', "'opt_betas' in {path} to be a number, but got [0.9, 'x']"),
-    ('scale: {a: 1}', "'scale' in {path} to be a number, but got {{'a': 1}}"),
-    ('model_kwargs: [a=1]', "'model_kwargs' in {path} to be a mapping 'name: value', but got ['a=1']"),
-    ('model_kwargs: {1: 2}', "'model_kwargs' in {path} to be a mapping 'name: value', but got {{1: 2}}"),
-    ('head_init_bias: half', "'head_init_bias' in {path} to be what --head-init-bias takes, but got 'half'"),
-    ('batch_size: 1\nbatch-size: 2', "each flag once in {path}, but got 'batch_size' twice"),
+    ('lr: abc', "a finite number of at least 0, but got 'abc'"),
+    ('lr: .nan', "a finite number of at least 0, but got 'nan'"),
+    ('lr: -1', "a finite number of at least 0, but got '-1'"),
+    ('lr: true', 'a number, but got True'),
+    ('lr: [0.1]', 'a number, but got [0.1]'),
+    ('epochs: 1.5', "a whole number of at least 1, but got '1.5'"),
+    ('hflip: 2', "a finite number from 0 to 1, but got '2'"),
+    ('std: [0, 1, 1]', "a finite number above 0, but got '0'"),
+    ('lr-cycle-limit: true', 'a number, but got True'),
+    ('amp: 1', 'true or false, but got 1'),
+    ("amp: 'false'", "true or false, but got 'false'"),
+    ('gp: off', 'text, in quotes if it looks like another type, but got False'),
+    ('experiment: 2024-05-06', 'text, in quotes if it looks like another type, but got'),
+    ('crop_mode: middle', "one of center, squash, border, but got 'middle'"),
+    ('loss: none', 'one of bce, '),
+    ('sched: sine', 'one of cosine, '),
+    ('input_size: [3, 64]', 'a list of 3, but got [3, 64]'),
+    ('input_size: 64', 'a list of 3, but got 64'),
+    ('opt_betas: []', 'a list of at least one, but got []'),
+    ('opt_betas: [0.9, x]', "a finite number, but got 'x'"),
+    ('scale: {a: 1}', "a number, but got {'a': 1}"),
+    ('model_kwargs: [a=1]', "a mapping 'name: value', but got ['a=1']"),
+    ('model_kwargs: {1: 2}', "a mapping 'name: value', but got {1: 2}"),
+    ('head_init_bias: half', "a number or 'prior', but got 'half'"),
+    ('kd_distill_type: token', 'no value other than logit, as this is not supported: the task has no teacher'),
+    ('naflex_loader: true', 'no value, as this is not supported: SpliceMix cannot splice'),
+    ('train_img_sizes: [128, 224]', 'no value, as this is not supported: a run with'),
 ])
-def test_a_value_that_does_not_fit_is_refused(line, expected, parse, refusal, tmp_path):
-    assert refusal(parse, line).startswith(f'train: error: Expected {expected.format(path=tmp_path / "config.yaml")}')
+def test_a_bad_value_names_file_and_key(line, expected, parse, refusal, tmp_path):
+    key = line.partition(':')[0]
+    error = refusal(parse, line)
+    assert error.startswith(f"train: error: Bad value of '{key}' in {tmp_path / 'config.yaml'}: Expected {expected}")
+
+
+def test_a_key_that_is_set_twice_is_refused(parse, refusal):
+    assert "Flag 'batch_size' is set twice in " in refusal(parse, 'batch_size: 1\nbatch-size: 2')
 
 
 @pytest.mark.parametrize('key, nearest', [
@@ -187,7 +193,7 @@ def test_a_value_that_does_not_fit_is_refused(line, expected, parse, refusal, tm
 ])
 def test_an_unknown_key_is_refused_with_the_nearest_flag(key, nearest, parse, refusal, tmp_path):
     error = refusal(parse, f'lr: 1\n{key or repr("")}: 1')
-    assert error.startswith(f"train: error: Expected flags in {tmp_path / 'config.yaml'}, but got '{key}'")
+    assert error.startswith(f"train: error: Unknown flag '{key}' in {tmp_path / 'config.yaml'}")
     assert nearest is None or f": did you mean '{nearest}'?" in error
 
 
@@ -210,9 +216,14 @@ def test_a_file_that_cannot_be_read_is_refused(refusal, tmp_path):
 
 
 def test_flags_that_exclude_each_other_do_so_across_file_and_command_line(parse, refusal):
-    error = refusal(parse, 'torchscript: true', '--torchcompile')
-    assert 'Expected at most one of --torchscript and --torchcompile' in error
-    assert parse('torchscript: false', '--torchcompile')[0].torchcompile == 'inductor'
+    def make_validate_parser():
+        parser = CommandParser()
+        add_validate_args(parser)
+        return parser
+
+    error = refusal(parse, 'torchscript: true', '--torchcompile', parser=make_validate_parser())
+    assert 'Expected at most one of --torchcompile and --torchscript' in error
+    assert parse('torchscript: false', '--torchcompile', parser=make_validate_parser())[0].torchcompile == 'inductor'
 
 
 @pytest.mark.parametrize('argv', [
@@ -221,7 +232,7 @@ def test_flags_that_exclude_each_other_do_so_across_file_and_command_line(parse,
     '--model-kwargs a=1 b=None c=[1e-5,2] d=x --opt-kwargs eps=1e-8 --head-init-bias prior --wandb-tags 1 yes',
     '--splicemix-grids 1x2,2x2@0.5 --splicemix-ratio ref --splicemix-cl --loss asl --freeze layer1 --keep-labels 40',
     '--experiment 1e5 --output null --dataset yes --class-map 007 --gp 2024-01-02 --head-init-bias=-1e-3',
-    '--lr inf --keep-unlabelled --aa 0x10 --device 1:30 --class-order name --val-ann ä.csv',
+    '--keep-unlabelled --aa 0x10 --device 1:30 --class-order name --val-ann ä.csv',
 ])
 def test_what_is_dumped_is_what_is_read(argv, parse):
     args, given = parse_with_config(make_parser(), argv.split())

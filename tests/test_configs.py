@@ -14,17 +14,13 @@ import torch
 import yaml
 from PIL import Image
 
-from timm_splicemix.args import (
-    CommandParser,
-    add_label_args,
-    add_timm_validate_args,
-    parse_with_config,
-)
+from timm_splicemix.args import parse_with_config
 from timm_splicemix.data.readers.voc import VOC_CLASSES
 from timm_splicemix.run.factory import create_mixer
 from timm_splicemix.run.optimizer import create_optimizer, create_scheduler
 from timm_splicemix.task import SpliceMixModule
 from timm_splicemix.train import build_parser, main
+from timm_splicemix.validate import build_parser as build_validate_parser
 
 REPOSITORY = Path(__file__).parent.parent
 CONFIGS = sorted((REPOSITORY / 'configs').glob('*.yaml'))
@@ -58,12 +54,7 @@ def read_header(path):
 
 
 def make_parser(path):
-    if path in TRAINING:
-        return build_parser()
-    parser = CommandParser(prog='validate.py')
-    add_timm_validate_args(parser)
-    add_label_args(parser)
-    return parser
+    return build_parser() if path in TRAINING else build_validate_parser()
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import pytest
 
 import timm_splicemix as tsm
 from tests.helpers import raises_error
-from timm_splicemix.args.mixer import add_mixer_args
+from timm_splicemix.args import add_mixer_args
 from timm_splicemix.mix import (
     Mixup,
     RecursiveMix,

@@ -10,7 +10,7 @@ from timm.loss import AsymmetricLossMultiLabel
 from timm.loss import BinaryCrossEntropy as TimmBinaryCrossEntropy
 
 from tests.helpers import raises_error, rng
-from timm_splicemix.args.loss import add_loss_args
+from timm_splicemix.args import add_loss_args
 from timm_splicemix.loss import (
     LOSSES,
     REDUCTIONS,

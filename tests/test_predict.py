@@ -115,7 +115,7 @@ def test_bad_input_is_one_line(place, capsys, tmp_path):
             ([image, '--output', 'out.xml'], '.json or .csv'),
             ([image, '--draw', 'out.xml'], 'image format'),
             ([image, '--columns', '2'], '--draw with --columns'),
-            ([image, '--top', '0'], '--top of at least 1'),
+            ([image, '--top', '0'], '--top: Expected a whole number of at least 1'),
             ([image, '--class-map', tmp_path / 'classes.txt'], 'Expected 3 classes'),
             ([image, '--checkpoint', tmp_path / 'no.pth'], 'which is no file'),
             ([image, '--use-ema'], '--use-ema'),

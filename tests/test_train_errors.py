@@ -34,8 +34,8 @@ def refusal(capsys, *flags):
 
 @pytest.mark.parametrize('flags, words', [
     (['--model', 'resnet5O'], "'resnet5O'.*resnet50"),
-    (['--batch-size', '0'], '--batch-size of at least 1, but got 0'),
-    (['--epochs', '0'], '--epochs of at least 1'),
+    (['--batch-size', '0'], "--batch-size: .* at least 1, but got '0'"),
+    (['--epochs', '0'], '--epochs: .* at least 1'),
     (['--mixup', '0.2', '--splicemix-grids', '2x2'], '--splicemix-grids and --mixup'),
     (['--splicemix-cl'], '--splicemix-grids'),
     (['--splicemix-grids', '2x2', '--splicemix-cl', '--splicemix-batch', 'fixed'], '--splicemix-batch append'),
@@ -75,9 +75,9 @@ def refusal(capsys, *flags):
     (['--train-crop-mode', 'some'], 'some'),
     (['--decoder', 'torchvision', '--aa', 'rand-m9'], '--aa'),
     (['--head-init-bias', 'some'], 'some'),
-    (['--checkpoint-hist', '0'], '--checkpoint-hist of at least 1'),
+    (['--checkpoint-hist', '0'], '--checkpoint-hist: .* at least 1'),
     (['--batch-size', '17'], '--batch-size to at most 16'),
-    (['--backbone-lr-scale', '-1'], '--backbone-lr-scale of at least 0'),
+    (['--backbone-lr-scale', '-1'], '--backbone-lr-scale: .* at least 0'),
 ])
 def test_bad_flags_are_one_line(data, tmp_path, capsys, monkeypatch, flags, words):
     monkeypatch.chdir(tmp_path)

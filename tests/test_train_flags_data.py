@@ -10,7 +10,7 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import pil_to_tensor
 
-from timm_splicemix.args import map_defaults, parse_with_config, refuse_unsupported
+from timm_splicemix.args import check_train_args, map_defaults, parse_with_config
 from timm_splicemix.data import MultiLabelDataset, registry
 from timm_splicemix.data.dataset import StrictImageDataset
 from timm_splicemix.data.readers.voc import VOC_CLASSES
@@ -43,7 +43,7 @@ def plain(data):
 def create_sets(*flags):
     parser = build_parser()
     args, given = parse_with_config(parser, [str(flag) for flag in flags])
-    refuse_unsupported(args, parser)
+    check_train_args(args, parser)
     map_defaults(args, given)
     return create_datasets(args)
 
@@ -310,7 +310,7 @@ def test_crops_have_the_area_and_shape_that_was_asked_for(data):
         assert height * width == pytest.approx(800 * 800 / 4, rel=0.01)
         assert width / height == pytest.approx(2, rel=0.01)
     for flags in (('--scale', '0.5'), ('--ratio', '2', '1')):
-        with raises_error(f'Expected two rising numbers above 0 for {flags[0]}'):
+        with raises_error(f'Expected two increasing numbers above 0 for {flags[0]}'):
             build(data, *flags)
 
 

@@ -32,14 +32,14 @@ from tests.test_voc import make_voc
 from tests.test_wds import write_tar
 from tests.timm_flags import VALIDATE
 from timm_splicemix import validate as validate_module
-from timm_splicemix.args.validate import REFUSED_IN_VALIDATION
+from timm_splicemix.args.timm import REFUSED_IN_VALIDATION
 from timm_splicemix.data import registry
 from timm_splicemix.data.readers.voc import VOC_CLASSES
 from timm_splicemix.results import Scores
 from timm_splicemix.run.predictor import FlipAverage
 from timm_splicemix.validate import build_parser, main
 
-ACTIONS = {action.dest: action for action in build_parser()._actions if action.dest != 'help'}
+ACTIONS = build_parser().flags
 RAW = ('--mean', '0', '--std', '1')  # pixels from 0 to 1
 SHOWN = set()  # flags that some test shows the effect or the refusal of
 
@@ -244,9 +244,10 @@ def test_columns_of_a_table_can_be_named(place, score, tmp_path):
 
 # Models
 
-@shows('checkpoint', 'use_ema')
+@shows('checkpoint', 'use_ema', 'no_ema')
 def test_weights_come_from_the_checkpoint_that_was_given(place, score, tmp_path):
     assert close(score().scores, logits_of(place))
+    assert close(score('--no-ema').scores, logits_of(place))
     assert close(score('--use-ema').scores, logits_of(place, use_ema=True))
     assert not close(logits_of(place), logits_of(place, use_ema=True))
     other = score('--checkpoint', write_checkpoint(tmp_path / 'run', seed=1)).scores
@@ -529,9 +530,9 @@ def test_one_label_per_image_is_averaged_as_asked(tmp_path):
 @pytest.mark.parametrize('name', REFUSED_IN_VALIDATION)
 def test_what_cannot_be_done_is_refused_with_the_reason(name, place, capsys):
     action = ACTIONS[name]
-    value = [] if action.nargs == 0 else [next(iter(action.choices))] if action.choices else ['2']
-    line = refusal(capsys, arguments(place, action.option_strings[-1], *value))
-    assert f'Expected no {action.option_strings[-1]}, but got' in line and REFUSED_IN_VALIDATION[name] in line
+    flag, = action.option_strings
+    line = refusal(capsys, arguments(place, flag, *([] if action.nargs == 0 else ['2'])))
+    assert f'argument {flag}: Expected no value' in line and REFUSED_IN_VALIDATION[name][1] in line
 
 
 def test_every_flag_is_shown_to_work_or_refused():

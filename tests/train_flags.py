@@ -5,7 +5,7 @@ from typing import Any, Callable
 
 import torch
 
-from timm_splicemix.args import map_defaults, parse_with_config, refuse_unsupported
+from timm_splicemix.args import check_train_args, map_defaults, parse_with_config
 from timm_splicemix.run.machine import set_up_device
 from timm_splicemix.run.trainer import Trainer
 from timm_splicemix.train import build_parser, create_run
@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 def shows(*names: str) -> Callable:
     """Say which flags a test is about, by their names in the parsed arguments."""
-    unknown = set(names) - {action.dest for action in build_parser()._actions}
+    unknown = set(names) - build_parser().flags.keys()
     assert not unknown, unknown
 
     def note(test: Callable) -> Callable:
@@ -34,7 +34,7 @@ def build(data: Path, *flags: Any, before: Callable = lambda args: None) -> Trai
     argv = [*TINY, *place, *flags]
     parser = build_parser()
     args, given = parse_with_config(parser, [str(part) for part in argv])
-    refuse_unsupported(args, parser)
+    check_train_args(args, parser)
     map_defaults(args, given)
     settings = dict(vars(args))
     device = set_up_device(args)

@@ -12,6 +12,7 @@ import torch.utils.data
 from tqdm import tqdm
 
 from .args import CommandParser, add_dataset_args, add_label_args, command
+from .args.types import at_least
 from .data.dataset import BadImageError, StrictImageDataset
 from .data.decode import DECODERS
 from .data.readers.wds import WdsDataset
@@ -25,14 +26,11 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = CommandParser(prog='timm_splicemix.data.check', description=__doc__)
     parser.add_argument('--split', default='train', help='split to look at (default: %(default)s)')
     parser.add_argument(
-        '--workers', type=int, default=2, metavar='N', help='processes that read (default: %(default)s)')
+        '--workers', type=at_least(0), default=2, metavar='N', help='processes that read (default: %(default)s)')
     parser.add_argument('--decoder', choices=DECODERS, default='pil', help='what decodes images (default: %(default)s)')
     add_dataset_args(parser)
     add_label_args(parser)
-    args = parser.parse_args(argv)
-    if args.workers < 0:
-        parser.error(f'Expected --workers of at least 0, but got {args.workers}.')
-    return args
+    return parser.parse_args(argv)
 
 
 class _Reports(torch.utils.data.Dataset):

@@ -21,11 +21,11 @@ from .args import (
     CommandParser,
     add_predict_model_args,
     add_prediction_args,
-    check_values,
     command,
-    map_validation_defaults,
+    map_defaults,
     parse_with_config,
 )
+from .args.types import at_least
 from .data import create_transform
 from .draw import check_image_name, draw_predictions, save_image
 from .errors import UsageError
@@ -48,26 +48,29 @@ DRAWN = 200  # images on one sheet
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser(prog='timm_splicemix.predict', description=__doc__)
+    parser = CommandParser(
+        prog='timm_splicemix.predict', usage='%(prog)s [-c FILE] [flags] IMAGE ...', description=__doc__)
     parser.add_argument('images', nargs='+', metavar='IMAGE', help='image files, and folders of them')
     add_predict_model_args(parser)
     group = parser.add_argument_group('Prediction')
     add_prediction_args(group)
-    group.add_argument('--top', type=int, metavar='N', help='name at most this many classes (default: no limit)')
+    group.add_argument(
+        '--top', type=at_least(1), metavar='N', help='name at most this many classes (default: no limit)')
     group.add_argument(
         '--output', metavar='FILE', help='write all probabilities, as .json or .csv (default: none, it prints)')
     group.add_argument('--draw', metavar='FILE', help=f'draw the first {DRAWN} images with what was found, as .png')
-    group.add_argument('--columns', type=int, metavar='N', help='images in a row of --draw (default: about a square)')
     group.add_argument(
-        '-b', '--batch-size', type=int, default=32, metavar='N', help='images in a batch (default: %(default)s)')
+        '--columns', type=at_least(1), metavar='N', help='images in a row of --draw (default: about a square)')
     group.add_argument(
-        '-j', '--workers', type=int, default=0, metavar='N', help='processes that read images (default: %(default)s)')
+        '-b', '--batch-size', type=at_least(1), default=32, metavar='N', help='images per batch')
+    group.add_argument(
+        '-j', '--workers', type=at_least(0), default=0, metavar='N', help='data loading workers')
     group.add_argument(
         '--device', default='cuda', metavar='DEVICE',
         help='device to run on; without a GPU, cuda becomes cpu (default: %(default)s)')
     group.add_argument('--amp', action='store_true', help='automatic mixed precision')
     group.add_argument(
-        '--amp-dtype', default='float16', metavar='DTYPE', help='low precision of --amp (default: %(default)s)')
+        '--amp-dtype', default='float16', choices=['float16', 'bfloat16'], help='low precision of --amp')
     return parser
 
 
@@ -77,10 +80,6 @@ def refuse(args: argparse.Namespace) -> None:
     Args:
         args: Flags.
     """
-    check_values(args)
-    for name in ('top', 'columns'):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise UsageError(f'Expected --{name} of at least 1, but got {getattr(args, name)}.')
     if args.thresholds == 'tune':
         raise UsageError('Expected --thresholds to be a probability or a file, but got tune, which validate.py does.')
     if args.output and Path(args.output).suffix not in ('.json', '.csv'):
@@ -97,7 +96,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     setup_default_logging()
     refuse(args)
     args.model_dtype = None
-    map_validation_defaults(args, given)
+    map_defaults(args, given)
     files = find_images(args.images)
     device = torch.device(args.device)
 

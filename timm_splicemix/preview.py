@@ -19,6 +19,7 @@ from .args import (
     command,
     splicemix_kwargs,
 )
+from .args.types import at_least
 from .data import create_dataset, is_training_split
 from .draw import check_image_name, draw_batch, save_image
 from .errors import UsageError
@@ -30,10 +31,10 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = CommandParser(prog='timm_splicemix.preview', description=__doc__)
     parser.add_argument('--split', default='train', help='split to draw from (default: %(default)s)')
     parser.add_argument(
-        '--batch-size', type=int, default=12, metavar='N', help='regular images (default: %(default)s)')
+        '--batch-size', type=at_least(1), default=12, metavar='N', help='regular images (default: %(default)s)')
     parser.add_argument(
-        '--img-size', type=int, default=160, metavar='PIXELS', help='height and width (default: %(default)s)')
-    parser.add_argument('--columns', type=int, metavar='N', help='images in a row (default: about a square)')
+        '--img-size', type=at_least(1), default=160, metavar='PIXELS', help='height and width (default: %(default)s)')
+    parser.add_argument('--columns', type=at_least(1), metavar='N', help='images in a row (default: about a square)')
     parser.add_argument(
         '--seed', type=int, default=42, metavar='N', help='which images, and how they are mixed (default: %(default)s)')
     parser.add_argument(
@@ -42,11 +43,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add_label_args(parser)
     add_splicemix_args(parser)
     parser.set_defaults(splicemix_grids='1x2,2x2,2x3')
-    args = parser.parse_args(argv)
-    for name in ('batch_size', 'img_size', 'columns'):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"Expected --{name.replace('_', '-')} of at least 1, but got {getattr(args, name)}.")
-    return args
+    return parser.parse_args(argv)
 
 
 @command

@@ -19,20 +19,14 @@ from timm.utils import setup_default_logging
 from . import __version__
 from .args import (
     CommandParser,
-    add_label_args,
-    add_loss_args,
-    add_mixer_args,
-    add_splicemix_args,
-    add_timm_train_args,
     add_train_args,
+    check_train_args,
     command,
     map_defaults,
-    map_defaults_of_data,
+    map_label_defaults,
     parse_with_config,
-    refuse_unsupported,
     uses_config,
 )
-from .loss import LOSSES
 from .run.checkpoint import find_checkpoint, read_checkpoint
 from .run.factory import (
     create_criterion,
@@ -50,13 +44,8 @@ from .run.trainer import Trainer
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser(prog='train.py', description=__doc__)
-    add_timm_train_args(parser)
-    add_label_args(parser)
-    add_splicemix_args(parser)
-    add_mixer_args(parser)
-    add_train_args(parser, list(LOSSES))
-    add_loss_args(parser)
+    parser = CommandParser(prog='train.py', usage='%(prog)s [DIR] [-c FILE] [flags]', description=__doc__)
+    add_train_args(parser)
     return parser
 
 
@@ -107,7 +96,7 @@ def create_run(
     # Data sets
     train_set, val_set = create_datasets(args)
     multi_label = is_multi_label(train_set)
-    map_defaults_of_data(args, given, multi_label)
+    map_label_defaults(args, given, multi_label)
     settings.update(smoothing=args.smoothing, eval_metric=args.eval_metric)
 
     # Model with its head
@@ -138,7 +127,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = build_parser()
     args, given = parse_args(parser, argv)
     setup_default_logging()
-    refuse_unsupported(args, parser)
+    check_train_args(args, parser)
     settings = dict(vars(args))  # saved before machine-specific changes
     map_defaults(args, given)
     device = set_up_device(args)

@@ -27,13 +27,11 @@ from torch import nn
 from . import __version__
 from .args import (
     CommandParser,
-    add_label_args,
-    add_timm_validate_args,
     add_validate_args,
+    check_validate_args,
     command,
-    map_validation_defaults,
+    map_defaults,
     parse_with_config,
-    refuse_in_validation,
 )
 from .data import (
     MultiLabelDataset,
@@ -85,9 +83,7 @@ _logger = logging.getLogger(__name__)
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser(prog='validate.py', description=__doc__)
-    add_timm_validate_args(parser)
-    add_label_args(parser)
+    parser = CommandParser(prog='validate.py', usage='%(prog)s [DIR] [-c FILE] [flags]', description=__doc__)
     add_validate_args(parser)
     return parser
 
@@ -97,12 +93,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = build_parser()
     args, given = parse_with_config(parser, argv)
     setup_default_logging()
-    refuse_in_validation(args, parser, given)
+    check_validate_args(args, parser, given)
     if args.compare:
         compare(args)
         return
-    args.data_dir = args.data_dir or args.data
-    map_validation_defaults(args, given)
+    map_defaults(args, given)
     args.device_modules, args.sync_bn = None, False  # train.py alone has them
     device = set_up_device(args)
     if args.rank:

@@ -1,5 +1,6 @@
-""" YAML files that set flags """
+""" YAML files that set flags, and flags that take keyword arguments """
 import argparse
+import ast
 import difflib
 import re
 import sys
@@ -8,31 +9,55 @@ from typing import Any, Optional, Sequence
 import yaml
 
 from ..errors import UsageError
-from .kwargs import KwargsAction
+from .command import CommandParser, RefusedAction
 
 _UNSET = object()
-_KINDS = {float: 'a number', int: 'a whole number', None: 'text, in quotes if need be'}
-_EXPONENT = re.compile(r'[-+]?\d+(\.\d*)?[eE][-+]?\d+')  # a number to Python, partly text to PyYAML: 1e-5
+_EXPONENT = re.compile(r'[-+]?\d+(\.\d*)?[eE][-+]?\d+')  # PyYAML reads 1e-5 as text
+
+
+class KwargsAction(argparse.Action):
+    """ Parse KEY=VALUE ... into a dict, as timm does: values are Python literals or else text.
+
+    The last flag replaces the ones before it.
+    """
+
+    def __call__(
+            self,
+            parser: argparse.ArgumentParser,
+            namespace: argparse.Namespace,
+            values: Sequence[str],
+            option_string: Optional[str] = None,
+    ) -> None:
+        setattr(namespace, self.dest, dict(self._parse(pair) for pair in values if pair))
+
+    def _parse(self, pair: str) -> tuple[str, Any]:
+        key, equals, value = pair.partition('=')
+        if not equals or not key.isidentifier():
+            raise argparse.ArgumentError(self, f"Expected KEY=VALUE, but got '{pair}'")
+        try:
+            return key, ast.literal_eval(value)
+        except (ValueError, SyntaxError, TypeError):
+            return key, value
 
 
 def parse_with_config(
-        parser: argparse.ArgumentParser,
+        parser: CommandParser,
         argv: Optional[Sequence[str]] = None,
 ) -> tuple[argparse.Namespace, set[str]]:
     """ Parse a command line on which -c/--config may name a YAML file of flags; the command line wins.
 
-    Keys of the file are flags without the leading dashes, `batch_size` or `batch-size`, and null is the default. A
-    file that does not fit, by an unknown key or a value of another type, is one line and exit code 2.
+    Keys of the file are flags without the leading dashes, `batch_size` or `batch-size`; null stands for the default.
+    Values pass the same checks as on the command line. An unknown key or a bad value exits with code 2 and one line.
 
     Args:
-        parser: Parser of the flags, which gets --config.
-        argv: The command line, that of the process if None.
+        parser: Parser of the flags; --config is added to it.
+        argv: Command line, that of the process if None.
 
     Returns:
-        The flags, without `config`, and the names of those that the user set: all on the command line, and in the file
-        those that differ from the default, since the `args.yaml` of a run lists all that there are.
+        The flags, without `config`, and the names of those that the user set: all that are on the command line, and
+        those in the file that differ from their default, since the `args.yaml` of a run lists every flag.
     """
-    if not any(action.dest == 'config' for action in parser._actions):
+    if 'config' not in parser.flags:
         parser.add_argument('-c', '--config', metavar='FILE', help='YAML file of flags; the command line wins')
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
@@ -42,105 +67,97 @@ def parse_with_config(
     if path is None:
         return args, given
 
-    actions = {
-        action.dest: action for action in parser._actions
-        if action.dest != 'config' and action.default is not argparse.SUPPRESS}
     try:
-        values = _read(path, actions)
-    except ValueError as error:
-        parser.error(' '.join(str(error).split()))
+        values = _read(path, parser)
+    except UsageError as error:
+        parser.error(str(error))
     for name, value in values.items():
         if name not in given:
             setattr(args, name, value)
-    given |= {name for name, value in values.items() if value != actions[name].default}
-    for group in parser._mutually_exclusive_groups:  # argparse sees those on the command line alone
-        flags = [_flag(action) for action in group._group_actions if action.dest in given]
+    given |= {name for name, value in values.items() if value != parser.flags[name].default}
+    for group in parser.exclusive:  # argparse has checked the command line alone
+        flags = [_option(action) for action in group if action.dest in given]
         if len(flags) > 1:
             parser.error(f"Expected at most one of {' and '.join(flags)}, but got {len(flags)} with {path}.")
     return args, given
 
 
-def uses_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> bool:
-    """ Whether a command line names a YAML file of flags.
-
-    Args:
-        parser: Parser that `parse_with_config` was called with before.
-        argv: The command line.
-    """
+def uses_config(parser: CommandParser, argv: Sequence[str]) -> bool:
+    """Whether a command line has --config, for a parser that `parse_with_config` was called with before."""
     return parser.parse_args(argv).config is not None
 
 
 def dump_args(args: argparse.Namespace) -> str:
-    """ Write flags as YAML that `parse_with_config` reads back, and timm too if it knows them.
+    """ Write flags as YAML that `parse_with_config` reads back, and so does timm if it knows them.
 
-    YAML has no tuples: those in --model-kwargs and --opt-kwargs come back as lists.
-
-    Args:
-        args: What the parser returned.
+    YAML has no tuples: those in --model-kwargs and --opt-kwargs are read back as lists.
     """
     return yaml.safe_dump(vars(args), default_flow_style=False, allow_unicode=True)
 
 
-def _on_command_line(parser: argparse.ArgumentParser, argv: Sequence[str]) -> set[str]:
-    """Names of the flags that a command line sets, be it to their default."""
-    actions = {action.dest: action for action in parser._actions}
-    args = parser.parse_args(argv, argparse.Namespace(**dict.fromkeys(actions, _UNSET)))
+def _on_command_line(parser: CommandParser, argv: Sequence[str]) -> set[str]:
+    """Names of the flags that a command line sets, including those set to their default."""
+    args = parser.parse_args(argv, argparse.Namespace(**dict.fromkeys(parser.flags, _UNSET)))
     return {
-        name for name, action in actions.items()
-        # argparse sets an optional positional to its default when it is not there.
+        name for name, action in parser.flags.items()
+        # argparse sets an absent optional positional to its default.
         if getattr(args, name) is not _UNSET and (action.option_strings or getattr(args, name) is not action.default)}
 
 
-def _read(path: str, actions: dict[str, argparse.Action]) -> dict[str, Any]:
+def _read(path: str, parser: CommandParser) -> dict[str, Any]:
     try:
         with open(path, encoding='utf-8') as file:
             config = yaml.safe_load(file)
     except OSError as error:
         raise UsageError(f'Expected a YAML file for --config, but got {path}: {error.strerror}.') from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, a day that does not exist
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an impossible date
         raise UsageError(f'Expected YAML in {path}, but got: {error}') from error
     if not isinstance(config, dict):
-        got = 'nothing' if config is None else type(config).__name__
+        got = 'an empty file' if config is None else type(config).__name__
         raise UsageError(f"Expected lines 'flag: value' in {path}, but got {got}.")
 
     values = {}
     for key, value in config.items():
         name = str(key).replace('-', '_')
-        if name not in actions:
-            raise UsageError(f"Expected flags in {path}, but got '{key}'{_nearest(name, actions)}")
+        if name not in parser.flags or name == 'config':
+            raise UsageError(f"Unknown flag '{key}' in {path}{_nearest(name, parser)}")
         if name in values:
-            raise UsageError(f"Expected each flag once in {path}, but got '{name}' twice.")
+            raise UsageError(f"Flag '{name}' is set twice in {path}.")
         try:
-            values[name] = _convert(actions[name], value)
-        except _Refused as refused:
-            raise UsageError(f"Expected '{key}' in {path} to be {refused}, but got {value!r}.") from None
+            values[name] = _convert(parser.flags[name], value)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"Bad value of '{key}' in {path}: {error}") from None
     return values
 
 
-def _nearest(name: str, actions: dict[str, argparse.Action]) -> str:
-    names = {dest: dest for dest in actions}
-    for dest, action in actions.items():
+def _nearest(name: str, parser: CommandParser) -> str:
+    names = {dest: dest for dest in parser.flags}
+    for dest, action in parser.flags.items():
         names.update((option.lstrip('-').replace('-', '_'), dest) for option in action.option_strings)
     close = difflib.get_close_matches(name, names, n=1)
     return f": did you mean '{names[close[0]]}'?" if close else '.'
 
 
-class _Refused(ValueError):
-    """A value that a flag does not take; says what it takes."""
+def _refuse(expected: str, value: Any) -> None:
+    raise argparse.ArgumentTypeError(f'Expected {expected}, but got {value!r}')
 
 
 def _convert(action: argparse.Action, value: Any) -> Any:
-    """What the command line would make of a value."""
+    """The value that a flag on the command line would have."""
     if value is None or (type(value) is type(action.default) and value == action.default):
-        return action.default  # which need not be what the command line takes, such as '' beside choices
+        return action.default  # which may be one that the command line refuses, such as '' with choices
+    if isinstance(action, RefusedAction):
+        if not action.accepts(value):
+            raise argparse.ArgumentTypeError(action.message())
+        return action.default
     if isinstance(action, KwargsAction):
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            raise _Refused("a mapping 'name: value'")
-        return _mend_numbers(value)
+            _refuse("a mapping 'name: value'", value)
+        return _parse_exponents(value)
     if action.nargs == 0:
         if not isinstance(value, bool):
-            raise _Refused('true or false')
-        # What store_true has no word for is its default; argparse.BooleanOptionalAction has one for both.
+            _refuse('true or false', value)
+        # store_true can only set its constant; argparse.BooleanOptionalAction sets both.
         return action.default if isinstance(action.const, bool) and value != action.const else value
     if action.nargs == '?' and action.const is not None and isinstance(value, bool):
         return action.const if value else action.default
@@ -148,32 +165,31 @@ def _convert(action: argparse.Action, value: Any) -> Any:
         return _convert_one(action, value)
     values = value if isinstance(value, list) else [value]
     if isinstance(action.nargs, int) and len(values) != action.nargs:
-        raise _Refused(f'a list of {action.nargs}')
+        _refuse(f'a list of {action.nargs}', value)
     if not values and action.nargs == '+':
-        raise _Refused('a list of at least one')
+        _refuse('a list of at least one', value)
     return [_convert_one(action, value) for value in values]
 
 
 def _convert_one(action: argparse.Action, value: Any) -> Any:
-    kind = _KINDS.get(action.type, f'what {_flag(action)} takes')
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise _Refused(kind)
+        _refuse('a number' if action.type else 'text, in quotes if it looks like another type', value)
     try:
         value = (action.type or str)(str(value))
-    except (ValueError, argparse.ArgumentTypeError):
-        raise _Refused(kind) from None
+    except ValueError:
+        _refuse('a number', value)
     if action.choices is not None and value not in action.choices:
-        raise _Refused(f"one of {', '.join(map(str, action.choices))}")
+        _refuse(f"one of {', '.join(map(str, action.choices))}", value)
     return value
 
 
-def _mend_numbers(value: Any) -> Any:
+def _parse_exponents(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _mend_numbers(part) for key, part in value.items()}
+        return {key: _parse_exponents(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_mend_numbers(part) for part in value]
+        return [_parse_exponents(part) for part in value]
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
-def _flag(action: argparse.Action) -> str:
+def _option(action: argparse.Action) -> str:
     return next((option for option in action.option_strings if option.startswith('--')), action.dest)

@@ -8,9 +8,8 @@ import torch
 from PIL import ImageMode
 from torch import nn
 
-from ..args import uses_softmax
-from ..args.loss import _PARAMETERS, _flag, _one_of, _refuse
-from ..args.splicemix import splicemix_kwargs
+from ..args import splicemix_kwargs, uses_softmax
+from ..args.ours import LOSS_PARAMETERS, losses_with
 from ..data import (
     MultiLabelDataset,
     MultiLabelLoader,
@@ -313,6 +312,18 @@ def _read_prior(path: str) -> torch.Tensor:
     return torch.tensor(values)
 
 
+def _flag(parameter: str) -> str:
+    return f"--loss-{parameter.replace('_', '-')}"
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return ' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))
+
+
+def _refuse_loss(flag: str, parameter: str, name: str) -> None:
+    raise UsageError(f'Expected {flag} with --loss {_one_of(list(losses_with(parameter)))}, but got --loss {name}.')
+
+
 def loss_kwargs(args: argparse.Namespace, name: str) -> dict[str, Any]:
     """ Convert the given flags of `add_loss_args` to parameters of `create_loss`.
 
@@ -323,13 +334,13 @@ def loss_kwargs(args: argparse.Namespace, name: str) -> dict[str, Any]:
         name: Name of the loss.
     """
     known = loss_parameters(name)
-    given = {parameter: getattr(args, f'loss_{parameter}') for parameter in _PARAMETERS}
+    given = {parameter: getattr(args, f'loss_{parameter}') for parameter in LOSS_PARAMETERS}
     given = {parameter: value for parameter, value in given.items() if value is not None}
     for parameter in given:
         if parameter not in known:
-            _refuse(_flag(parameter), parameter, name)
+            _refuse_loss(_flag(parameter), parameter, name)
     if args.class_weights == 'auto' and 'pos_weight' not in known:
-        _refuse('--class-weights auto', 'pos_weight', name)
+        _refuse_loss('--class-weights auto', 'pos_weight', name)
     partial = given.get('partial', known.get('partial'))
     for parameter, modes in (
             ('gamma_unknown', ('negative', 'selective')), ('topk', ('selective',)), ('prior', ('selective',)),

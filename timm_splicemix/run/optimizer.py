@@ -9,7 +9,7 @@ from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
-from ..args.check import SCHEDULES
+from ..args.timm import SCHEDULES
 from ..errors import UsageError
 from ..models import classifier_parameters
 

@@ -1,0 +1,241 @@
+""" The flags that timm lacks: SpliceMix, other mixers, labels, losses, training, evaluation, prediction """
+import argparse
+from typing import Any
+
+from ..data import CLASS_ORDERS, DECODERS, DIFFICULT, ON_BAD_IMAGE
+from ..data.transforms import CROP_MODES
+from ..loss import LOSSES, PARTIAL, REDUCTIONS, loss_parameters
+from ..metrics import PRESETS
+from ..mix import SpliceMix, SpliceWith
+from .timm import add_ema_args, add_input_args, add_timm_train_args, add_timm_validate_args
+from .types import at_least, integer, number, number_or, probability
+
+EXPORTS = ('onnx', 'torchscript', 'safetensors')
+_PRESETS = (
+    'definition of the metrics: paper (F1 of mean precision and recall), asl (mean F1 of classes, threshold 0.8), '
+    'interpolated (AP as in VOC 2007)')
+# Each is the flag --loss-NAME and the parameter NAME of the losses that have it.
+LOSS_PARAMETERS: dict[str, dict[str, Any]] = {
+    'reduction': {
+        'choices': REDUCTIONS, 'metavar': 'HOW',
+        'help': 'mean or sum over all entries, or batchmean: sum over classes, mean over images'},
+    'eps': {'type': number, 'metavar': 'E', 'help': 'smoothing of each label: 1 becomes 1 - E, and 0 becomes E'},
+    'gamma': {'type': number, 'metavar': 'G', 'help': 'focusing exponent'},
+    'alpha': {'type': number, 'metavar': 'A', 'help': 'weight of positives; negatives have 1 - A'},
+    'gamma_pos': {'type': number, 'metavar': 'G', 'help': 'focusing exponent of positives'},
+    'gamma_neg': {'type': number, 'metavar': 'G', 'help': 'focusing exponent of negatives'},
+    'clip': {'type': number, 'metavar': 'P', 'help': 'probability below which negatives have no loss'},
+    'detach_focus': {
+        'action': argparse.BooleanOptionalAction, 'help': 'no gradient through the focusing weights'},
+    'margin': {'type': number, 'metavar': 'M', 'help': 'margin subtracted from the logits of positives'},
+    'lamb': {'type': number, 'metavar': 'L', 'help': 'lambda of the Hill loss of negatives'},
+    'tau': {'type': number, 'metavar': 'P', 'help': 'probability above which a negative is treated as a positive'},
+    'start_epoch': {'type': integer, 'metavar': 'N', 'help': 'first epoch, from 0, that uses --loss-tau'},
+    'partial': {'choices': PARTIAL, 'metavar': 'HOW', 'help': f"treatment of unknown labels: {', '.join(PARTIAL)}"},
+    'gamma_unknown': {'type': number, 'metavar': 'G', 'help': 'focusing exponent of unknown labels'},
+    'topk': {'type': integer, 'metavar': 'K', 'help': 'most likely unknown labels per image that selective ignores'},
+    'prior': {
+        'metavar': 'FILE',
+        'help': "frequency of each class, 'number' or 'name,number' per line; selective ignores unknown labels of "
+                'frequent classes'},
+    'prior_threshold': {'type': number, 'metavar': 'P', 'help': 'frequency above which a class is frequent'},
+}
+
+
+def add_train_args(parser: argparse.ArgumentParser) -> None:
+    """Add all flags of the train command: ours first, then timm's."""
+    group = _add_splicemix_group(parser)
+    _add_splicemix_training_args(group.add_argument)
+    add_label_args(parser)
+    add = parser.add_argument_group('Multi-label training').add_argument
+    add('--loss', default='', choices=list(LOSSES), metavar='NAME',
+        help=f"one of {', '.join(LOSSES)} (default: bce on multi-label data)")
+    _add_fine_tuning_args(add)
+    add_loss_args(parser)
+    add_mixer_args(parser)
+    add_timm_train_args(parser)
+
+
+def add_validate_args(parser: argparse.ArgumentParser) -> None:
+    """Add all flags of the validate command: ours first, then timm's."""
+    group = parser.add_argument_group('Multi-label evaluation')
+    add = group.add_argument
+    add('--metrics', default='paper', choices=list(PRESETS), help=_PRESETS)
+    add_prediction_args(group)
+    add('--tune-split', metavar='NAME',
+        help='split to tune thresholds on; it must not share images with --split or with the training set')
+    add('--eval-sizes', nargs='+', type=at_least(1), metavar='PIXELS',
+        help='low-resolution study: also evaluate at these image sizes, e.g. 448 224 112 64')
+    add('--decoder', default='pil', choices=DECODERS, help='image decoder; torchvision is faster')
+    add('--output', metavar='DIR', help='folder of the results (default: a new one in output/validate)')
+    add('--export', choices=EXPORTS, help='export the model and verify its outputs; needs no data set')
+    add('--compare', nargs='+', metavar='RESULTS',
+        help='compare results.json files or their folders with the first one; needs no model')
+    add('--bootstrap', type=at_least(1), default=1000, metavar='N',
+        help='bootstrap samples of the 95 %% intervals of --compare')
+    add_label_args(parser, training=False)
+    add_timm_validate_args(parser)
+
+
+def add_splicemix_args(parser: argparse.ArgumentParser) -> None:
+    """ Add the flags that describe a `SpliceMix` to any argument parser.
+
+    Args:
+        parser: Parser that gets a group of --splicemix-* flags.
+    """
+    _add_splicemix_group(parser)
+
+
+def splicemix_kwargs(args: argparse.Namespace) -> dict[str, Any]:
+    """ Turn the flags of `add_splicemix_args` into arguments of `SpliceMix`.
+
+    Args:
+        args: Parsed arguments.
+    """
+    names = ('grids', 'ratio', 'drop_prob', 'prob', 'mode', 'batch')
+    return {name: getattr(args, f'splicemix_{name}') for name in names}
+
+
+def _add_splicemix_group(parser: argparse.ArgumentParser) -> Any:
+    group = parser.add_argument_group(
+        'SpliceMix', 'mixed images: grids of downsampled images of the batch, labelled by their union')
+    add = group.add_argument
+    add('--splicemix-grids', default='', metavar='GRIDS',
+        help="grids to choose from, ROWSxCOLS[-DROPPED][@WEIGHT],..., e.g. 1x2,2x2,2x3 as in the paper; '' is off "
+             "(default: '%(default)s')")
+    add('--splicemix-ratio', type=number_or('ref'), default=0.25, metavar='RATIO',
+        help="mixed images relative to the batch size, or 'ref' for floor(B / (rows * cols - dropped)) "
+             '(default: %(default)s)')
+    add('--splicemix-drop-prob', type=probability, default=0.3, metavar='P',
+        help='probability of dropping cells, for grids without -DROPPED (default: %(default)s)')
+    add('--splicemix-prob', type=probability, default=1.0, metavar='P',
+        help='probability of mixing a batch (default: %(default)s)')
+    add('--splicemix-mode', choices=SpliceMix.MODES, default='batch',
+        help='draw grid and number of dropped cells per batch or per mixed image (default: %(default)s)')
+    add('--splicemix-batch', choices=SpliceMix.BATCHES, default='append', metavar='HOW',
+        help='append: add mixed images to the batch; fixed: replace its first images; exclusive: no image is both '
+             'regular and part of a mixed one; only: mixed images alone; alternate: train on the mixed images as a '
+             'separate batch (default: %(default)s)')
+    return group
+
+
+def _add_splicemix_training_args(add: Any) -> None:
+    add('--splicemix-cl', nargs='?', type=at_least(0.), const=1.0, default=0., metavar='WEIGHT',
+        help='weight of the SpliceMix-CL loss (prediction of a cell vs. prediction of its source image) '
+             '(default: off, without a value: %(const)s)')
+    add('--splicemix-cl-no-detach', action='store_true',
+        help='let the SpliceMix-CL loss update the predictions of source images too')
+    add('--splicemix-off-epoch', type=at_least(0), default=0, metavar='N',
+        help='epoch to stop splicing at, 0 for never')
+
+
+def add_mixer_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the mixers that neither timm nor `add_splicemix_args` has."""
+    add = parser.add_argument_group('Other mixers', 'for comparison, beside --mixup and --cutmix').add_argument
+    add('--resizemix', nargs='?', type=at_least(0.), const=1., default=0., metavar='ALPHA',
+        help='ResizeMix: paste a resized image, of 0.1 to 0.8 of the side by Beta(ALPHA, ALPHA) '
+             '(default: off, without a value: %(const)s)')
+    add('--recursivemix', nargs='?', type=at_least(0.), const=0.5, default=0., metavar='ALPHA',
+        help="RecursiveMix: paste the previous step's mixed image in a box of up to this fraction of the area "
+             '(default: off, without a value: %(const)s)')
+    add('--recursivemix-cl', type=at_least(0.), default=0.5, metavar='WEIGHT',
+        help="consistency weight between the box's prediction and the previous step's prediction")
+    add('--splice-with', choices=SpliceWith.KINDS,
+        help='append Mixup or CutMix images to the batch; --mixup or --cutmix set alpha (default: 1)')
+    add('--splice-with-ratio', type=number, default=0.25, metavar='RATIO',
+        help='mixed images of --splice-with relative to the batch size')
+    add('--batch-augment', type=number, default=1., metavar='M',
+        help='batch augmentation: M differently augmented copies of each image; 1.25 repeats a quarter of the batch')
+
+
+def add_label_args(parser: argparse.ArgumentParser, training: bool = True) -> None:
+    """ Add the flags that locate and interpret labels.
+
+    Args:
+        parser: Parser that gets a group of flags.
+        training: Add the flags that apply to training only, too.
+    """
+    add = parser.add_argument_group('Labels').add_argument
+    add('--train-ann', metavar='FILE',
+        help='training labels: instances_*.json, a CSV file or a list (coco, csv, folder)')
+    add('--val-ann', metavar='FILE', help='validation labels')
+    add('--class-order', choices=CLASS_ORDERS, help='order of classes (coco; default: id)')
+    add('--keep-unlabelled', action='store_true', default=None, help='keep images without objects (coco)')
+    if training:
+        add('--voc-difficult', choices=DIFFICULT, metavar='HOW',
+            help=f"difficult objects in training: {', '.join(DIFFICULT)} (voc; default: negative)")
+    add('--voc-difficult-eval', choices=DIFFICULT, metavar='HOW',
+        help=f"difficult objects in evaluation: {', '.join(DIFFICULT)} (voc; default: ignore)")
+    for name, what in (('image', 'images'), ('label', 'labels'), ('split', 'split')):
+        add(f'--csv-{name}-column', metavar='NAME', help=f'column of the {what} (csv; default: detected)')
+    add('--csv-delimiter', metavar='CHAR', help='separator of labels (csv; default: detected)')
+    if training:
+        add('--keep-labels', metavar='75|40|single|P',
+            help='hide training labels: keep n // 2 + 1, n // 5 + 1 or 1 of the n labels of an image, or each entry '
+                 'with probability P (default: keep all)')
+        add('--keep-labels-seed', type=integer, default=0, metavar='N', help='seed of --keep-labels')
+
+
+def losses_with(parameter: str) -> dict[str, Any]:
+    """The losses that have a parameter, with their default of it."""
+    return {name: loss_parameters(name)[parameter] for name in LOSSES if parameter in loss_parameters(name)}
+
+
+def add_loss_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for parameters of losses; --loss itself and timm's --smoothing and --bce-* are not among them."""
+    group = parser.add_argument_group('Loss parameters', 'for --loss; the losses that have them and their defaults')
+    for parameter, options in LOSS_PARAMETERS.items():
+        losses = losses_with(parameter)
+        if len(losses) == len(LOSSES):
+            note = f'default: {losses["bce"]}'
+        else:
+            note = ', '.join(f'{name}: {"none" if value is None else value}' for name, value in losses.items())
+        group.add_argument(
+            f"--loss-{parameter.replace('_', '-')}", **{**options, 'help': f'{options["help"]} ({note})'})
+    group.add_argument(
+        '--class-weights', choices=['none', 'auto'], default='none',
+        help='auto: weight positives by negatives / positives of the class in the training set '
+             f'({", ".join(losses_with("pos_weight"))}; default: %(default)s)')
+
+
+def _add_fine_tuning_args(add: Any) -> None:
+    add('--backbone-lr-scale', type=at_least(0.), default=1.0, metavar='FACTOR',
+        help='learning rate of the backbone relative to the classifier; the paper uses 0.1')
+    add('--freeze-bn', action='store_true', help='freeze running statistics of batch norm, for small batches')
+    add('--freeze', nargs='+', default=[], metavar='NAME', help='modules to freeze, e.g. conv1 bn1 layer1')
+    add('--head-init-std', type=at_least(0.), metavar='STD',
+        help="standard deviation of a new classifier's weights (default: 0.01 on multi-label data, else the model's)")
+    add('--crop-mode', choices=CROP_MODES,
+        help="evaluation crop: center crops, squash keeps every object, border pads (default: the model's own)")
+    add('--decoder', default='pil', choices=DECODERS,
+        help='image decoder; torchvision is faster and supports crops, flips and erasing')
+    add('--on-bad-image', default='raise', choices=ON_BAD_IMAGE,
+        help='raise an error for unreadable images or skip them')
+    add('--metrics', default='paper', choices=list(PRESETS), help=_PRESETS)
+    add('--patience', type=at_least(0), default=0, metavar='N',
+        help='stop after N epochs without a better metric, 0 for never')
+    add('--log-tensorboard', action='store_true', help='write TensorBoard logs to the folder of the run')
+
+
+def add_prediction_args(group: Any) -> None:
+    """Add the flags that turn logits into predictions to an argument group."""
+    group.add_argument(
+        '--tta', choices=['flip'], help='test-time augmentation: average each image and its mirror image')
+    group.add_argument(
+        '--thresholds', metavar='P|FILE|tune',
+        help='probability above which a class is predicted, a thresholds.json with one per class, or tune (validate '
+             'only): find the best ones and write them beside the checkpoint (default: that of --metrics, or 0.5)')
+
+
+def add_predict_model_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose a model to predict with, named as in timm's validate script."""
+    group = parser.add_argument_group('Model', 'checkpoints of train.py store all of this; flags override it')
+    add = group.add_argument
+    add('--checkpoint', default='', metavar='FILE', help='checkpoint to predict with')
+    add_ema_args(group)
+    add('--model', '-m', metavar='MODEL', help='any timm model, for checkpoints without one')
+    add('--pretrained', action='store_true', help="use timm's pretrained weights")
+    add('--class-map', metavar='FILE', help='file with one class name per line, for checkpoints without class names')
+    add('--crop-mode', choices=CROP_MODES,
+        help="center crops, squash keeps every object, border pads (default: the model's own)")
+    add_input_args(add)
