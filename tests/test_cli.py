@@ -1,0 +1,58 @@
+import importlib.util
+import sys
+
+import pytest
+
+import timm_splicemix as tsm
+from timm_splicemix import cli
+
+MODULES = {
+    **{(name,): f'timm_splicemix.{name}' for name in cli.COMMANDS if name != 'analysis'},
+    **{('analysis', name): f'timm_splicemix.analysis.{name}' for name in cli.ANALYSES},
+}
+
+
+@pytest.mark.parametrize('words', MODULES, ids=' '.join)
+def test_a_command_runs_its_module_with_the_remaining_arguments(words, monkeypatch):
+    if importlib.util.find_spec(MODULES[words]) is None:
+        pytest.skip(f'{MODULES[words]} does not exist yet')
+    module = importlib.import_module(MODULES[words])
+    calls = []
+    monkeypatch.setattr(module, 'main', calls.append)
+    cli.main([*words, '--flag', 'value'])
+    assert calls == [['--flag', 'value']]
+
+
+def test_the_arguments_default_to_those_of_the_process(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['timm-splicemix', '--version'])
+    cli.main()
+    assert capsys.readouterr().out == f'timm-splicemix {tsm.__version__}\n'
+
+
+@pytest.mark.parametrize('argv, commands', [
+    ([], cli.COMMANDS), (['--help'], cli.COMMANDS), (['analysis'], cli.ANALYSES), (['analysis', '-h'], cli.ANALYSES)])
+def test_help_lists_each_command_in_one_line(argv, commands, capsys):
+    cli.main(argv)
+    lines = capsys.readouterr().out.splitlines()
+    for name, text in commands.items():
+        assert [line.split() for line in lines].count([name, *text.split()]) == 1
+    assert max(map(len, lines)) < 80
+
+
+@pytest.mark.parametrize('argv, message', [
+    (['trian'], "unknown command 'trian': did you mean 'train'?"),
+    (['zzz'], "unknown command 'zzz': expected one of train, validate, "),
+    (['--dataset', 'csv'], "unknown command '--dataset': "),
+    (['analysis', 'low-resolutoin'], "unknown command 'low_resolutoin': did you mean 'low_resolution'?"),
+])
+def test_an_unknown_command_is_one_line_with_the_nearest_name(argv, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(argv)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and message in error and error.count('\n') == 1
+
+
+def test_only_the_chosen_command_is_imported(run):
+    code = "import sys; from timm_splicemix import cli; cli.main([]); print('timm_splicemix.train' in sys.modules)"
+    done = run(sys.executable, '-c', code)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == 'False', done.stderr
