@@ -1,4 +1,4 @@
-# `make quickstart` and `make test` do everything on a fresh machine: they create the virtual environment, install and run.
+# `make quickstart` and `make test` work on a fresh machine: they create a virtual environment and install the package.
 PYTHON ?= python3
 VENV ?= .venv
 QUICKSTART_DIR ?= output/quickstart
@@ -6,19 +6,19 @@ QUICKSTART_DIR ?= output/quickstart
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.timm-splicemix-installed
 
-.PHONY: help quickstart test test-slow lint bench clean
+.PHONY: help quickstart test test-slow lint docs build bench clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
-# The stamp is newer than what names the dependencies, so a second run installs nothing.
+# The stamp is newer than the files that list the dependencies, so a second run installs nothing.
 $(INSTALLED): setup.cfg pyproject.toml
 	$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[export,hfds,plot,test,dev]'
 	touch $@
 
-quickstart: $(INSTALLED)  ## generate the embedded data set, draw a SpliceMixed batch of it, and train on it
+quickstart: $(INSTALLED)  ## generate the embedded data set, draw a mixed batch and train a model
 	$(BIN)/python -m timm_splicemix.preview --dataset shapes --data-dir $(QUICKSTART_DIR)/shapes \
 		--batch-size 8 --img-size 112 --columns 8 --splicemix-ratio 0.5 --splicemix-mode elem --seed 7 \
 		--output $(QUICKSTART_DIR)/preview.png
@@ -28,16 +28,22 @@ quickstart: $(INSTALLED)  ## generate the embedded data set, draw a SpliceMixed 
 		--warmup-epochs 1 --epochs 8 --batch-size 32 --workers 1 --checkpoint-hist 1 --log-interval 20
 	@echo 'Picture     $(QUICKSTART_DIR)/preview.png'
 
-test: $(INSTALLED)  ## run the tests (a few minutes)
+test: $(INSTALLED)  ## run the fast tests (a few minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-test-slow: $(INSTALLED)  ## run the tests that take long
+test-slow: $(INSTALLED)  ## run the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
 
-lint: $(INSTALLED)  ## check style
+lint: $(INSTALLED) docs  ## check the style and build the API reference
 	$(BIN)/ruff check .
 
-bench: $(INSTALLED)  ## run all benchmarks; one that misses its ratio says so and the others go on
+docs: $(INSTALLED)  ## write the API reference to output/docs
+	$(BIN)/python docs/build.py --output output/docs
+
+build: $(INSTALLED)  ## build wheel and source distribution in dist/
+	$(BIN)/python -m build
+
+bench: $(INSTALLED)  ## run all benchmarks, also if one misses its ratio
 	-$(BIN)/python benchmarks/mixer.py
 	-$(BIN)/python benchmarks/mixer.py --threads 2 --at-least 1
 	-$(BIN)/python benchmarks/mixer.py --channels-last --at-least 1
@@ -45,5 +51,5 @@ bench: $(INSTALLED)  ## run all benchmarks; one that misses its ratio says so an
 	-$(BIN)/python benchmarks/metrics.py
 	-$(BIN)/python benchmarks/step.py
 
-clean:  ## remove the virtual environment and everything generated
+clean:  ## remove the virtual environment and all generated files
 	rm -rf $(VENV) output build dist *.egg-info

@@ -1,8 +1,8 @@
-""" How fast images are read, decoded and transformed for training, against timm's transforms with PIL
+""" Speed of reading, decoding and transforming images for training, relative to timm's transforms with PIL
 
-Makes 640 x 480 JPEG files and takes them from the disk to uint8 tensors of 448 px, by the pipelines in turn. Prints the
-median images per second of each, and the medians of their ratios in a round. Exits with 1 if decoder 'torchvision' is
-not `--at-least` times as fast as timm.
+Writes 640 x 480 JPEG files and reads them as uint8 tensors of 448 px, with the pipelines alternately. Prints the median
+images per second, and the median ratios per round. Exits with 1 if decoder 'torchvision' is not `--at-least` times as
+fast as timm.
 
     python benchmarks/loader.py
     python benchmarks/loader.py --workers 1 --at-least 1.5
@@ -11,7 +11,6 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Callable, Optional
 
@@ -20,7 +19,7 @@ import timm.data
 import timm.data.loader
 import torch
 from PIL import Image
-from tqdm import tqdm
+from timing import alternate, medians, ratios
 
 from timm_splicemix.data.collate import Sample, fast_collate
 from timm_splicemix.data.decode import decode_image
@@ -32,13 +31,11 @@ BATCH_SIZE = 16
 
 
 def write_images(folder: Path) -> list[Path]:
-    """ JPEG files as detailed as photos, which take 50 to 110 kB at this size and quality.
-
-    Their spectrum falls like that of photos, and colours vary less than light.
-    """
+    """Write noise with the spectrum of photos, whose colours vary less than their brightness: about 50 to 110 kB."""
     frequency = np.hypot(np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH))
     frequency[0, 0] = 1.
-    to_rgb = np.array([[1., 1., 1.], [0.3, 0., -0.3], [-0.15, 0.3, -0.15]])  # from light and two colour differences
+    # from brightness and two colour differences
+    to_rgb = np.array([[1., 1., 1.], [0.3, 0., -0.3], [-0.15, 0.3, -0.15]])
     paths = []
     for i in range(NUM_IMAGES):
         noise = np.fft.rfft2(np.random.default_rng(i).normal(size=(3, HEIGHT, WIDTH)))
@@ -50,7 +47,7 @@ def write_images(folder: Path) -> list[Path]:
 
 
 class Images(torch.utils.data.Dataset):
-    """Images of a pipeline, from files; decoder None reads like timm's `ImageDataset`."""
+    """Images of one pipeline; decoder None reads as timm's `ImageDataset` does."""
 
     def __init__(self, paths: list[Path], decoder: Optional[str], transform: Callable):
         self.paths = paths
@@ -79,7 +76,7 @@ def pipelines(paths: list[Path], size: int, train_crop_mode: str) -> dict[str, I
 
 
 def passes(dataset: Images, workers: int) -> Callable[[], None]:
-    """What reads all images once."""
+    """A function that reads all images once."""
     if not workers:
         return lambda: [dataset[i] for i in range(len(dataset))]
     collate = timm.data.loader.fast_collate if dataset.decoder is None else fast_collate
@@ -88,29 +85,12 @@ def passes(dataset: Images, workers: int) -> Callable[[], None]:
     return lambda: [None for _ in loader]
 
 
-def alternate(functions: dict[str, Callable[[], None]], seconds: float, title: str) -> dict[str, np.ndarray]:
-    """Seconds of functions called in turn, so that all meet the same load of the machine."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function()
-    start = time.perf_counter()
-    with tqdm(desc=title, unit='round', disable=not sys.stderr.isatty(), leave=False) as progress:
-        while time.perf_counter() - start < seconds or progress.n < 5:
-            for name, function in functions.items():
-                before = time.perf_counter()
-                function()
-                times[name].append(time.perf_counter() - before)
-            progress.n += 1
-            progress.refresh()
-    return {name: np.array(taken) for name, taken in times.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--size', type=int, default=448, help='height and width of the result (default: 448)')
-    parser.add_argument('--workers', type=int, default=0, help='processes of a DataLoader (default: 0, no DataLoader)')
-    parser.add_argument('--seconds', type=float, default=15., help='time spent on each row (default: 15)')
-    parser.add_argument('--at-least', type=float, default=2., help='smallest ratio that is good enough (default: 2)')
+    parser.add_argument('--size', type=int, default=448, help='image size (default: 448)')
+    parser.add_argument('--workers', type=int, default=0, help='workers of a DataLoader (default: 0, no DataLoader)')
+    parser.add_argument('--seconds', type=float, default=15., help='time per row (default: 15)')
+    parser.add_argument('--at-least', type=float, default=2., help='smallest acceptable ratio (default: 2)')
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -124,14 +104,15 @@ def main() -> None:
         for crop in ('rrc', 'multiscale'):
             functions = {
                 name: passes(dataset, args.workers) for name, dataset in pipelines(paths, args.size, crop).items()}
-            taken = alternate(functions, args.seconds, crop)
-            rates = {name: f'{NUM_IMAGES / np.median(seconds):.0f}' for name, seconds in taken.items()}
-            ratios = {name: np.median(seconds / taken['torchvision']) for name, seconds in taken.items()}
+            times = alternate(functions, seconds=args.seconds, title=crop)
+            rates = {name: f'{NUM_IMAGES / seconds:.0f}' for name, seconds in medians(times).items()}
+            factors = {name: ratios(times, name, 'torchvision')[1] for name in times}
+            over_timm = f'{factors["timm"]:.2f}' if 'timm' in factors else ''
             print(
-                f"| {crop} | {rates.get('timm', '')} | {rates['pil']} | {rates['torchvision']} | "
-                f"{format(ratios['timm'], '.2f') if 'timm' in ratios else ''} | {ratios['pil']:.2f} |", flush=True)
-            if ratios.get('timm', args.at_least) < args.at_least:
-                sys.exit(f'Expected torchvision / timm of at least {args.at_least}, but got {ratios["timm"]:.2f}')
+                f"| {crop} | {rates.get('timm', '')} | {rates['pil']} | {rates['torchvision']} | {over_timm} | "
+                f"{factors['pil']:.2f} |", flush=True)
+            if factors.get('timm', args.at_least) < args.at_least:
+                sys.exit(f'Expected torchvision / timm of at least {args.at_least}, but got {over_timm}.')
 
 
 if __name__ == '__main__':

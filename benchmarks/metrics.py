@@ -1,20 +1,18 @@
-""" How fast average precision is, against scikit-learn's and torchmetrics' on the same scores
+""" Speed of average precision, relative to scikit-learn and torchmetrics on the same scores
 
-Prints the median time of each, measured in turn in one run, and how many times as long as ours they take; torchmetrics
-if it is installed. All are exact, and have to agree. Exits with 1 if a ratio is below `--at-least`.
+Prints the median time of each, and its ratio to ours; torchmetrics only if it is installed. All are exact and must
+agree. Exits with 1 if a ratio is below `--at-least`.
 
     python benchmarks/metrics.py
     python benchmarks/metrics.py --half --threads 2
 """
 import argparse
-import statistics
 import sys
-import time
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 from sklearn.metrics import average_precision_score
-from tqdm import tqdm
+from timing import alternate, medians
 
 from timm_splicemix.metrics import MultilabelMeter, average_precision
 
@@ -23,11 +21,11 @@ try:
 except ImportError:
     MultilabelAveragePrecision = None
 
-POSITIVE = 0.036  # of all labels, as in COCO 2014
+POSITIVE = 0.036  # fraction of positive labels in COCO 2014
 
 
 def make_data(samples: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits whose positives are higher by two standard deviations, and their targets."""
+    """Logits and targets; positives are two standard deviations higher."""
     generator = torch.Generator().manual_seed(0)
     targets = (torch.rand(samples, classes, generator=generator) < POSITIVE).long()
     return torch.randn(samples, classes, generator=generator) + 2 * targets - 3, targets
@@ -46,33 +44,27 @@ def by_torchmetrics(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 
 
 def by_meter(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """All thirteen metrics, from batches: what a whole evaluation costs."""
+    """All thirteen metrics, updated with batches, as in an evaluation."""
     meter = MultilabelMeter(scores.shape[1])
     for batch, batch_targets in zip(scores.split(64), targets.split(64)):
         meter.update(batch, batch_targets)
     return meter.per_class() / 100
 
 
-def measure(functions: dict[str, Callable], repeats: int) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """Median seconds of functions called in turn, so that all meet the same load of the machine, and their results."""
-    times = {name: [] for name in functions}
-    results = {}
-    for _ in tqdm(range(repeats), disable=not sys.stderr.isatty(), leave=False):
-        for name, function in functions.items():
-            before = time.perf_counter()
-            results[name] = function()
-            times[name].append(time.perf_counter() - before)
-    return {name: statistics.median(taken) for name, taken in times.items()}, results
+def keep_result(function: Callable, name: str, results: dict[str, Any]) -> Callable[[], None]:
+    def call() -> None:
+        results[name] = function()
+    return call
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--samples', type=int, default=40137, help='images (default: 40137, as COCO 2014 val)')
+    parser.add_argument('--samples', type=int, default=40137, help='images (default: 40137, the size of COCO 2014 val)')
     parser.add_argument('--classes', type=int, default=80, help='classes (default: 80)')
-    parser.add_argument('--half', action='store_true', help='scores rounded to half precision, so that many are equal')
+    parser.add_argument('--half', action='store_true', help='round scores to half precision, for many ties')
     parser.add_argument('--threads', type=int, default=1, help='threads of torch (default: 1)')
-    parser.add_argument('--repeats', type=int, default=5, help='calls of each (default: 5)')
-    parser.add_argument('--at-least', type=float, default=5., help='smallest ratio that is good enough (default: 5)')
+    parser.add_argument('--repeats', type=int, default=5, help='calls of each function (default: 5)')
+    parser.add_argument('--at-least', type=float, default=5., help='smallest acceptable ratio (default: 5)')
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
@@ -87,7 +79,9 @@ def main() -> None:
         'MultilabelMeter': lambda: by_meter(scores, targets),
         **others,
     }
-    times, results = measure(functions, args.repeats)
+    results: dict[str, torch.Tensor] = {}
+    functions = {name: keep_result(function, name, results) for name, function in functions.items()}
+    times = medians(alternate(functions, args.repeats))
 
     ours = times['average_precision']
     print(f'torch {torch.__version__}, {args.threads} thread(s), {args.samples} x {args.classes}')

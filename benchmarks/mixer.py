@@ -1,32 +1,27 @@
-""" How fast SpliceMix mixes a batch, against the algorithm of the paper's figure on the same grids and sources
+""" Speed of SpliceMix, relative to the algorithm of the paper's figure with the same grids and sources
 
-Prints the median time of both, measured alternately in one run, and their ratio. Exits with 1 if a ratio is below
-`--at-least`, which holds for contiguous images at one thread. A second table, for information, sets all mixers beside
-those of timm and torchvision, which know integer classes only; timm's writes to the batch that it is given.
+Prints the median time of both, timed alternately, and their ratio. Exits with 1 if a ratio is below `--at-least`, which
+holds for contiguous images and one thread. A second table, for information, compares all mixers with those of timm and
+torchvision, which support integer classes only; timm's modify the batch in place.
 
     python benchmarks/mixer.py
     python benchmarks/mixer.py --threads 2 --channels-last --at-least 1
 """
 import argparse
-import statistics
 import sys
-import time
+from functools import partial
 from typing import Callable
 
 import timm.data
 import torch
 import torch.nn.functional as F
+from timing import alternate, medians
 from torchvision.transforms import v2
 from torchvision.utils import make_grid
 from tqdm import tqdm
 
 import timm_splicemix as tsm
-from timm_splicemix.mix import (
-    Mixup,
-    RecursiveMix,
-    ResizeMix,
-    SpliceWith,
-)
+from timm_splicemix.mix import Mixup, RecursiveMix, ResizeMix, SpliceWith
 
 SIZES = ((32, 448), (32, 224), (128, 224))  # batch, pixels
 DTYPES = (torch.float32, torch.uint8)
@@ -46,35 +41,21 @@ def paper_splicemix(
     small = F.interpolate(images[order], size=cell, mode='bilinear', align_corners=True)
     column = make_grid(small, nrow=cols, padding=0)
     mixed = torch.stack(column.split(cell[0] * rows, dim=1), dim=0)
-    if mixed.shape[2:] != images.shape[2:]:  # the grid doesn't divide the image
+    if mixed.shape[2:] != images.shape[2:]:  # the grid does not divide the image
         mixed = F.interpolate(mixed, size=(height, width), mode='bilinear', align_corners=True)
     union = targets[order].view(record.num_mixed, rows * cols, -1).sum(1)
     union[union > 0] = 1
     return torch.cat((images, mixed)), torch.cat((targets, union))
 
 
-def alternate(first: Callable, second: Callable, seconds: float) -> tuple[float, float]:
-    """Median seconds of two functions called in turn, so that both meet the same load of the machine."""
-    times: tuple[list[float], list[float]] = ([], [])
-    first(), second()
-    start = time.perf_counter()
-    while time.perf_counter() - start < seconds or len(times[0]) < 5:
-        for function, taken in zip((first, second), times):
-            before = time.perf_counter()
-            function()
-            taken.append(time.perf_counter() - before)
-    return statistics.median(times[0]), statistics.median(times[1])
-
-
 def remembering(images: torch.Tensor, targets: torch.Tensor) -> RecursiveMix:
-    """A RecursiveMix with a batch to paste."""
     mixer = RecursiveMix()
     mixer.remember(images, targets, targets)
     return mixer
 
 
 def compare_mixers(seconds: float, memory_format: torch.memory_format) -> None:
-    """Print images of the loader that are mixed in a second, drawing included, beside timm's and torchvision's."""
+    """Print the images that each mixer and its counterpart in timm or torchvision mix per second, draws included."""
     batch, size = SIZES[0]
     images = torch.rand(batch, 3, size, size).contiguous(memory_format=memory_format)
     targets = (torch.rand(batch, NUM_CLASSES) < 0.05).float()
@@ -96,22 +77,19 @@ def compare_mixers(seconds: float, memory_format: torch.memory_format) -> None:
         ('splice with CutMix', SpliceWith('cutmix'), "timm's CutMix", timms(0., 1.)),
         ('SpliceMix', tsm.SpliceMix(), "timm's Mixup", timms(1.)),
     )
-    print(f'\n{batch} x {size} px, float32\n| mixer | images/s | beside | images/s | ratio |\n|---|---|---|---|---|')
+    print(f'\n{batch} x {size} px, float32\n| mixer | images/s | other | images/s | ratio |\n|---|---|---|---|---|')
     for name, mixer, other_name, other in tqdm(rows, disable=not sys.stderr.isatty(), leave=False):
-        theirs, ours = alternate(
-            lambda: other(images, classes),  # noqa: B023 - called before the next turn
-            lambda: mixer(images, targets),  # noqa: B023
-            seconds,
-        )
+        functions = {'theirs': partial(other, images, classes), 'ours': partial(mixer, images, targets)}
+        theirs, ours = medians(alternate(functions, seconds=seconds)).values()
         tqdm.write(f'| {name} | {batch / ours:.0f} | {other_name} | {batch / theirs:.0f} | {theirs / ours:.2f} |')
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--threads', type=int, default=1, help='threads of torch (default: 1)')
-    parser.add_argument('--channels-last', action='store_true', help='images in channels_last memory format')
-    parser.add_argument('--seconds', type=float, default=2., help='time spent on each row (default: 2)')
-    parser.add_argument('--at-least', type=float, default=1.5, help='smallest ratio that is good enough (default: 1.5)')
+    parser.add_argument('--channels-last', action='store_true', help='use the channels_last memory format')
+    parser.add_argument('--seconds', type=float, default=2., help='time per row (default: 2)')
+    parser.add_argument('--at-least', type=float, default=1.5, help='smallest acceptable ratio (default: 1.5)')
     parser.add_argument('--grids', default='1x2,2x2,2x3', help='grids to measure (default: 1x2,2x2,2x3)')
     args = parser.parse_args()
 
@@ -127,11 +105,11 @@ def main() -> None:
         targets = (torch.rand(batch, NUM_CLASSES, generator=generator) < 0.05).float()
         mixer = tsm.SpliceMix([grid])
         plan = tsm.MixPlan(torch.arange(batch), (tsm.sample_record(batch, grid, batch // 4, generator=generator),))
-        paper, ours = alternate(
-            lambda: paper_splicemix(images, targets, plan.records[0]),  # noqa: B023 - called before the next turn
-            lambda: mixer.apply(images, targets, plan),  # noqa: B023
-            args.seconds,
-        )
+        functions = {
+            'paper': partial(paper_splicemix, images, targets, plan.records[0]),
+            'ours': partial(mixer.apply, images, targets, plan),
+        }
+        paper, ours = medians(alternate(functions, seconds=args.seconds)).values()
         ratio = paper / ours
         row = f'{batch} x {size} px | {str(dtype).removeprefix("torch.")} | {grid}'
         tqdm.write(f'| {row} | {paper * 1e3:.2f} | {ours * 1e3:.2f} | {ratio:.2f} |')

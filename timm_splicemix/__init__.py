@@ -1,5 +1,5 @@
-""" Multi-label image classification for timm: SpliceMix, and what stands around it """
-from . import models  # registers in timm what timm lacks
+""" Multi-label image classification for timm, with SpliceMix and SpliceMix-CL """
+from . import models  # registers ShuffleNetV2 in timm
 from .args import add_splicemix_args, splicemix_kwargs
 from .data import create_dataset
 from .loss import ConsistencyLoss, consistency_loss
@@ -18,7 +18,7 @@ from .models import create_model
 from .run.checkpoint import load_checkpoint
 from .task import SpliceMixModule, SpliceMixTask
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 __all__ = [
     'ConsistencyLoss',
