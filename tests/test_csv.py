@@ -135,7 +135,7 @@ def test_a_split_is_found_by_its_name_or_else_a_synonym(tmp_path, present, split
 @pytest.mark.parametrize('split', ['train', 'test'])
 def test_a_split_that_is_not_there_lists_those_that_are(tmp_path, split):
     with raises_error(
-            rf"Expected a split of column 'split' of .*labels.csv \(dev, val\), but got '{split}': .*"
+            rf"Column 'split' of .*labels.csv has no split '{split}'. Its splits: dev, val. .*"
             '--csv-split-column'):
         read(tmp_path, 'image,cat,split\na.jpg,1,val\nb.jpg,1,dev\n', split=split)
 
@@ -178,36 +178,36 @@ def test_a_file_that_has_no_extension_itself_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize('text, options, message', [
-    ('', {}, r'Expected a header and rows, but got .*labels.csv with nothing'),
-    ('image,labels\n\n', {}, r'Expected a header and rows, but got .*labels.csv with a header only'),
+    ('', {}, r'Expected a header and rows in .*labels.csv, but got nothing'),
+    ('image,labels\n\n', {}, r'Expected a header and rows in .*labels.csv, but got a header only'),
     ('photo,labels\na.jpg,cat\n', {},
-     r'Expected a column of images in .*, but got the columns photo, labels: name it by --csv-image-column'),
+     r'labels.csv has no column of images. Its columns: photo, labels. Set --csv-image-column'),
     ('image,labels\na.jpg,cat\n', {'image_column': 'x'},
-     r"Expected --csv-image-column to name a column of .* \(image, labels\), but got 'x'"),
-    ('image,labels\na.jpg,cat\n', {'label_column': 'x'}, "Expected --csv-label-column .*, but got 'x'"),
-    ('image,labels\na.jpg,cat\n', {'split_column': 'x'}, "Expected --csv-split-column .*, but got 'x'"),
+     r"has no column 'x' \(--csv-image-column\). Its columns: image, labels\."),
+    ('image,labels\na.jpg,cat\n', {'label_column': 'x'}, r"has no column 'x' \(--csv-label-column\)"),
+    ('image,labels\na.jpg,cat\n', {'split_column': 'x'}, r"has no column 'x' \(--csv-split-column\)"),
     ('image,split\na.jpg,train\n', {},
-     r'Expected a column of labels or columns of classes in .*, but got the columns image, split: .*--csv-label-col'),
-    ('image,cat,cat\na.jpg,1,1\n', {}, r"Expected each column once, but got 'cat' twice in .*labels.csv"),
+     r'labels.csv has neither a column of labels nor .* Its columns: image, split. Set --csv-label-column'),
+    ('image,cat,cat\na.jpg,1,1\n', {}, r"labels.csv has two columns 'cat'"),
     ('image,cat,dog\na.jpg,1,1\nb.jpg,1,yes\n', {},
-     r"in column 'dog', but got 'yes' in .*labels.csv:3: .*--csv-label-column, .* --class-map"),
+     r"in column 'dog' of .*labels.csv:3, but got 'yes'. .*--csv-label-column .* --class-map"),
     ('image,cat,dog\na.jpg,,1\n', {},
-     r"Expected 1 .*, 0 .* or -1 \(unknown\) in column 'cat', but got nothing in .*labels.csv:2"),
-    ('image,cat\na.jpg,1\n', {'label_delimiter': ';'}, r"Expected a column of labels to separate at ';' .*--csv-delim"),
+     r"Expected 1 .*, 0 .* or -1 \(unknown\) in column 'cat' of .*labels.csv:2, but got nothing"),
+    ('image,cat\na.jpg,1\n', {'label_delimiter': ';'}, r"has no column of labels to split at ';'.*--csv-delim"),
     ('image,cat\na.jpg,1\n', {'class_names': ['cat', 'dog']},
-     r"Expected a column for each class of --class-map in .*, but got none for 'dog' among image, cat"),
+     r"labels.csv has no column for class 'dog' of --class-map. Its columns: image, cat"),
     ('image,labels\na.jpg,cat\nb.jpg,cat;dgo\n', {'class_names': ['cat', 'dog']},
-     r"of which 'dog' is the nearest, but got the label 'dgo' in .*labels.csv:3 \(--class-map .*--csv-delimiter\)"),
+     r"Label 'dgo' in .*labels.csv:3 \(--class-map .*--csv-delimiter\) is not .*did you mean 'dog'"),
     ('image,labels\na.jpg,0\nb.jpg,2\n', {'class_names': ['cat', 'dog']},
-     r'Expected indices of the 2 classes of --class-map, 0 to 1, but got 2 in .*labels.csv:3'),
-    ('image,labels\na.jpg,\n', {}, r"Expected labels in column 'labels' of .*, but got none"),
-    ('image,labels\na.jpg,cat,dog\n', {}, r'Expected 2 fields, .*, but got 3 in .*labels.csv:2: put quotes'),
-    ('image,labels\na.jpg,cat\nb.jpg\n', {}, r'Expected 2 fields, .*, but got 1 in .*labels.csv:3'),
-    ('image,labels\n"a.jpg,cat\n', {}, r'Expected a CSV file, but got .*labels.csv:2: unexpected end of data'),
-    ('image,labels\na.jpg,cat\n,dog\n', {}, r'Expected an image in each row, but got none in .*labels.csv:3'),
-    ('image,labels\na.jpg,cat\na.jpg,dog\n', {}, r'Expected each image once, but got .*a.jpg twice in .*labels.csv'),
+     r'Expected class indices 0 to 1 \(--class-map\) in .*labels.csv:3, but got 2'),
+    ('image,labels\na.jpg,\n', {}, r"Column 'labels' of .*labels.csv has no labels"),
+    ('image,labels\na.jpg,cat,dog\n', {}, r'Expected 2 fields .*labels.csv:2, but got 3. Quote'),
+    ('image,labels\na.jpg,cat\nb.jpg\n', {}, r'Expected 2 fields .*labels.csv:3, but got 1'),
+    ('image,labels\n"a.jpg,cat\n', {}, r'Invalid CSV in .*labels.csv:2: unexpected end of data'),
+    ('image,labels\na.jpg,cat\n,dog\n', {}, r'labels.csv:3 has no image'),
+    ('image,labels\na.jpg,cat\na.jpg,dog\n', {}, r'labels.csv lists .*a.jpg more than once'),
     ('image,labels\na.jpg,cat\nx.jpg,dog\ny,cat\n', {},
-     r'Expected the 3 images listed in .*labels.csv, but got .*x.jpg and 1 more, which are not there'),
+     r'2 of the 3 images listed in .*labels.csv are missing, such as .*x.jpg'),
 ])
 def test_each_error_says_what_and_where(tmp_path, text, options, message):
     with raises_error(message):
@@ -220,10 +220,10 @@ def test_images_that_are_not_there_can_be_allowed(tmp_path):
 
 
 def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path):
-    with raises_error(r'Expected a file of labels, but got .*none.csv, which does not exist'):
+    with raises_error(r'Cannot read .*none.csv: No such file'):
         ReaderCsv(tmp_path, tmp_path / 'none.csv')
     (tmp_path / 'labels.csv').write_bytes(b'image,labels\n\xff.jpg,cat\n')
-    with raises_error(r'Expected a file in UTF-8, but got .*labels.csv'):
+    with raises_error(r'labels.csv is not UTF-8 text'):
         ReaderCsv(tmp_path, tmp_path / 'labels.csv')
 
 
@@ -247,7 +247,7 @@ def test_the_file_of_a_split_is_found(tmp_path, files, split, found):
 
 
 @pytest.mark.parametrize('files, split, message', [
-    ((), 'train', 'Expected train.csv or one file for all splits in .*, but got no .csv or .tsv file'),
+    ((), 'train', 'Expected train.csv or one file of all splits in .*, but got no .csv or .tsv file'),
     (('x.csv', 'y.tsv'), 'train', 'Expected train.csv .*, but got x.csv, y.tsv'),
     (('train.csv',), 'validation', 'Expected validation.csv .*, but got train.csv'),
     (('train.csv', 'val.csv'), 'test', 'Expected test.csv .*, but got train.csv, val.csv'),
@@ -263,7 +263,7 @@ def test_a_file_that_is_not_found_lists_what_is_there(tmp_path, files, split, me
 
 def test_a_file_of_all_splits_must_tell_them_apart(tmp_path):
     file = make_csv(tmp_path, 'image,cat,when\na.jpg,1,train\n')
-    with raises_error(rf"Expected a column of splits in {re.escape(str(file))}, to find 'train', .*--csv-split-column"):
+    with raises_error(rf"{re.escape(str(file))} has no column of splits to find 'train'.*--csv-split-column"):
         find_csv(tmp_path, 'train')
     assert find_csv(tmp_path, 'train', split_column='when') == file
 
@@ -288,5 +288,5 @@ def test_cutting_at_spaces_is_told(tmp_path, caplog):
     Image.new('RGB', (4, 4)).save(tmp_path / '0.jpg')
     (tmp_path / 'train.csv').write_text('image,labels\n0.jpg,dining table\n')
     assert ReaderCsv(tmp_path, tmp_path / 'train.csv').class_names == ['dining', 'table']
-    assert 'are cut at spaces; name what separates them by --csv-delimiter' in caplog.text
+    assert 'are split at spaces. Set --csv-delimiter' in caplog.text
     assert ReaderCsv(tmp_path, tmp_path / 'train.csv', label_delimiter=';').class_names == ['dining table']

@@ -10,6 +10,7 @@ from PIL import Image
 from timm_splicemix.data import MultiLabelDataset
 from timm_splicemix.data.readers.hfds import ReaderHfdsMultiLabel, hfds_is_multi_label, load_hfds
 from timm_splicemix.data.splits import split_names
+from timm_splicemix.errors import UsageError
 
 datasets = pytest.importorskip('datasets')
 
@@ -106,7 +107,7 @@ def test_an_absent_split_lists_those_present(tmp_path):
     save(datasets.DatasetDict({'train': make([[0]], SEQUENCE(CLASSES))}), tmp_path / 'two')
     save(make([[0]], SEQUENCE(CLASSES)), tmp_path / 'one')
     for name in ('one', 'two'):
-        with pytest.raises(ValueError, match=rf"Expected a split of '{name}' \(train\), but got 'validation'"):
+        with pytest.raises(ValueError, match=rf"'{name}' has no split 'validation'\. Its splits: train\."):
             ReaderHfdsMultiLabel(name, root=tmp_path, split='validation')
 
 
@@ -151,19 +152,19 @@ def test_a_single_label_is_told_from_several():
 def test_a_single_label_is_refused_by_the_reader(tmp_path):
     save(make([0], CLASSES, column='label'), tmp_path)
     assert not hfds_is_multi_label(load_hfds('', root=tmp_path))
-    with pytest.raises(ValueError, match=r'Expected a column with a sequence of labels .* use timm'):
+    with pytest.raises(ValueError, match=r'Expected a column with a sequence of labels .* are for timm'):
         ReaderHfdsMultiLabel('', root=tmp_path)
 
 
 @pytest.mark.parametrize('labels, feature, kwargs, message', [
-    ([['cat'], ['dgo']], SEQUENCE(TEXT), {'class_names': ['cat', 'dog']}, "'dog' is the nearest.* 'dgo' in row 1"),
-    ([[0], [7]], SEQUENCE(INTEGER), {'class_names': ['cat', 'dog']}, 'indices of 2 classes, but got 7 in row 1'),
-    ([[0, 5]], SEQUENCE(INTEGER, length=2), {}, r'2 values among 0, 1 and -1, but got \[0, 5\] in row 0'),
+    ([['cat'], ['dgo']], SEQUENCE(TEXT), {'class_names': ['cat', 'dog']}, "'dgo' in row 1 .*did you mean 'dog'"),
+    ([[0], [7]], SEQUENCE(INTEGER), {'class_names': ['cat', 'dog']}, 'indices of 2 classes in row 1 .* but got 7'),
+    ([[0, 5]], SEQUENCE(INTEGER, length=2), {}, r'2 values among 0, 1 and -1 in row 0 .*, but got \[0, 5\]'),
     ([[0, 1]], SEQUENCE(INTEGER, length=2), {'class_names': ['a']}, 'Expected 1 values'),
-    ([[]], SEQUENCE(TEXT), {}, 'Expected labels in the column .* give class_names'),
-    ([None], SEQUENCE(TEXT), {'class_names': ['a']}, "Expected a sequence in the column 'labels', but got nothing"),
-    ([[0]], SEQUENCE(CLASSES), {'label_column': 'lables'}, "label_column among image, labels, but got 'lables'"),
-    ([[0]], SEQUENCE(CLASSES), {'image_column': 'img'}, "image_column among image, labels, but got 'img'"),
+    ([[]], SEQUENCE(TEXT), {}, "Column 'labels' of .* has no labels. Set --class-map"),
+    ([None], SEQUENCE(TEXT), {'class_names': ['a']}, "Column 'labels' is empty in row 0"),
+    ([[0]], SEQUENCE(CLASSES), {'label_column': 'lables'}, "--target-key to be one of image, labels, but got 'lables'"),
+    ([[0]], SEQUENCE(CLASSES), {'image_column': 'img'}, "--input-key to be one of image, labels, but got 'img'"),
     ([[['a']]], SEQUENCE(SEQUENCE(TEXT)), {}, 'Expected a sequence of classes, indices or names'),
 ])
 def test_errors_say_what_is_wrong(tmp_path, labels, feature, kwargs, message):
@@ -180,7 +181,7 @@ def test_an_ambiguous_column_is_asked_for(tmp_path):
 
 def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, 'datasets', None)
-    with pytest.raises(ValueError, match=r"pip install 'timm-splicemix\[hfds\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'timm-splicemix\[hfds\]'"):
         ReaderHfdsMultiLabel('', root=tmp_path)
 
 
@@ -217,7 +218,7 @@ def test_names_are_paths_where_there_are_paths(tmp_path):
     assert reader.filenames()[:2] == ['in.png', 'data:1']  # save_to_disk drops folders
     assert reader.filename(0, basename=True) == reader.filename(0, absolute=True, basename=True) == 'in.png'
     assert reader.filename(2, basename=True) == 'there.png'
-    with pytest.raises(OSError, match="got data:3: Expected an image in the column 'image'"):
+    with pytest.raises(OSError, match="Cannot read image data:3: column 'image' is empty"):
         MultiLabelDataset(reader)[3]
 
 

@@ -64,51 +64,51 @@ def test_images_are_relative_to_the_root_unless_absolute(tmp_path):
 def test_an_index_out_of_range_names_line_and_way_out(tmp_path, classes):
     file = make_list(tmp_path, 'a.jpg,1\nb.jpg,0 2\n')
     with raises_error(
-            r'Expected indices of 2 classes, 0 to 1, but got 2 in .*list.txt:2: .*--class-map or --num-classes'):
+            r'Expected class indices 0 to 1 in .*list.txt:2, but got 2. .*--class-map or --num-classes'):
         ReaderList(tmp_path, file, **classes)
 
 
 @pytest.mark.parametrize('index', ['cat', '-1', '1.0', '1_0'])
 def test_an_index_that_is_none_is_refused(tmp_path, index):
     file = make_list(tmp_path, f'a.jpg,1\n\nb.jpg,0 {index}\n')
-    with raises_error(rf"Expected indices of classes \(0, 1, ...\), but got '{index}' in .*list.txt:3"):
+    with raises_error(rf"Expected class indices \(0, 1, ...\) in .*list.txt:3, but got '{index}'"):
         ReaderList(tmp_path, file)
 
 
 def test_a_line_without_image_is_refused(tmp_path):
-    with raises_error(r"Expected an image before the indices, but got ',0' in .*list.txt:2"):
+    with raises_error(r"Expected an image before the indices in .*list.txt:2, but got ',0'"):
         ReaderList(tmp_path, make_list(tmp_path, 'a.jpg,0\n,0\n'))
 
 
 def test_names_and_number_of_classes_that_disagree_are_refused(tmp_path):
-    with raises_error('Expected as many class names as classes, but got 1 by --class-map and 2 by --num-classes'):
+    with raises_error('--class-map has 1 classes, but --num-classes is 2'):
         ReaderList(tmp_path, make_list(tmp_path, 'a.jpg,0\n'), class_names=['cat'], num_classes=2)
 
 
 def test_a_list_without_any_class_is_refused_unless_classes_are_given(tmp_path):
     file = make_list(tmp_path, 'a.jpg\nb.jpg\n')
-    with raises_error(r'Expected at least one class, but got none in .*list.txt'):
+    with raises_error(r'list.txt has no class indices'):
         ReaderList(tmp_path, file)
     assert ReaderList(tmp_path, file, num_classes=2).targets.tolist() == [[0, 0], [0, 0]]
 
 
 def test_an_image_that_is_listed_twice_is_refused(tmp_path):
-    with raises_error(r'Expected each image once, but got .*a.jpg twice in .*list.txt'):
+    with raises_error(r'list.txt lists .*a.jpg more than once'):
         ReaderList(tmp_path, make_list(tmp_path, 'a.jpg,0\nb.jpg,1\na.jpg,1\n'))
 
 
 def test_an_image_that_is_not_there_is_refused_unless_told_otherwise(tmp_path):
     file = make_list(tmp_path, 'a.jpg,0\nnone.jpg,1\n')
-    with raises_error(r'Expected the 2 images listed in .*list.txt, but got .*none.jpg, which are not there'):
+    with raises_error(r'1 of the 2 images listed in .*list.txt are missing, such as .*none.jpg'):
         ReaderList(tmp_path, file)
     assert len(ReaderList(tmp_path, file, images_must_exist=False)) == 2
 
 
 def test_a_list_that_is_missing_empty_or_no_text_is_refused(tmp_path):
-    with raises_error(r'Expected a list of images, but got .*none.txt, which does not exist'):
+    with raises_error(r'none.txt does not exist'):
         ReaderList(tmp_path, tmp_path / 'none.txt')
-    with raises_error(r'Expected a list of images, but got .*list.txt, which is empty'):
+    with raises_error(r'list.txt is empty'):
         ReaderList(tmp_path, make_list(tmp_path, '\n \n'))
     (tmp_path / 'list.txt').write_bytes(b'\xff\xfe,0\n')
-    with raises_error(r'Expected a list in UTF-8, but got .*list.txt'):
+    with raises_error(r'list.txt is not UTF-8 text'):
         ReaderList(tmp_path, tmp_path / 'list.txt')

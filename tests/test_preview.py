@@ -77,7 +77,7 @@ def test_without_grids_nothing_is_mixed(folders, tmp_path, capsys):
     (['--img-size', '-3'], '--img-size: Expected a whole number of at least 1'),
     (['--img-size', '1'], 'a pixel for each cell'),
     (['--columns', '0'], '--columns: Expected a whole number of at least 1'),
-    (['--dataset', 'nonsense'], "but got 'nonsense'"),
+    (['--dataset', 'nonsense'], "Unknown data set 'nonsense'"),
     (['--data-dir', '/no/such/folder'], '/no/such/folder'),
     (['--dataset', 'shapes', '--split', 'nonsense'], "but got 'nonsense'"),
     (['--output', 'preview.docx'], 'preview.docx'),
@@ -112,7 +112,7 @@ def test_an_unreadable_image_is_named(folders, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(['--data-dir', str(folders), '--output', str(tmp_path / 'p.png')])
     error = capsys.readouterr().err
-    assert error.startswith(f'error: Expected a readable image, but got {folders}') and error.count('\n') == 1
+    assert error.startswith(f'error: Cannot read image {folders}') and error.count('\n') == 1
 
 
 def test_targets_are_described_by_what_is_known_of_them():

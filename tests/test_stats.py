@@ -6,12 +6,8 @@ import torch
 from PIL import Image
 
 from timm_splicemix.check import main as check
-from timm_splicemix.stats import (
-    co_occurrence,
-    format_stats,
-    main,
-    top_pairs,
-)
+from timm_splicemix.data.statistics import co_occurrence, format_statistics, top_pairs
+from timm_splicemix.stats import main
 
 TARGETS = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, -1], [0, 0, 1], [0, 0, 0]], dtype=torch.int8)
 NAMES = ['cat', 'dog', 'bird']
@@ -38,7 +34,7 @@ def test_what_comes_together_is_counted():
 
 
 def test_the_table_says_what_is_there():
-    lines = format_stats(TARGETS, NAMES, 5).splitlines()
+    lines = format_statistics(TARGETS, NAMES, 5).splitlines()
     assert lines[0] == '5 images, 3 classes, 6 labels: 1.20 per image (0 to 2)'
     assert lines[1] == 'labels per image: 0: 1, 1: 2, 2: 2'
     assert [line.split() for line in lines[3:7]] == [
@@ -83,16 +79,16 @@ def test_without_matplotlib_a_line_says_so_and_nothing_fails(root, tmp_path, cap
     (['--dataset', 'csv', '--keep-labels', '50'], "but got '50'"),
     (['--dataset', 'csv', '--class-map', 'nowhere.txt'], 'nowhere.txt'),
     (['--dataset', 'coco/2014'], 'instances_train2014.json'),
-    (['--dataset', 'cvs'], "but got 'cvs'"),
+    (['--dataset', 'cvs'], "Unknown data set 'cvs'"),
     (['--dataset', 'csv', '--data-dir', '/no/such/folder'], '/no/such/folder'),
     (['--dataset', 'csv', '--train-ann', 'absent.csv'], 'absent.csv'),
     (['--dataset', 'csv', '--train-ann', 'absent_image.csv'], 'nowhere.jpg'),
     (['--dataset', 'csv', '--train-ann', 'twice.csv'], 'twice'),
     (['--dataset', 'csv', '--train-ann', 'empty.csv'], 'a header only'),
     (['--dataset', 'csv', '--csv-delimiter', ''], '--csv-delimiter'),
-    (['--dataset', 'csv', '--dataset-download'], 'that can be fetched'),
+    (['--dataset', 'csv', '--dataset-download'], 'cannot be downloaded'),
     (['--dataset', 'voc/2007', '--data-dir', '/no/such/folder'], '/no/such/folder'),
-    (['--dataset', 'coco', '--train-ann', 'train.csv'], 'Expected annotations in COCO format'),
+    (['--dataset', 'coco', '--train-ann', 'train.csv'], 'is not in COCO format'),
     (['--dataset', 'folder', '--train-ann', 'empty.csv'], 'empty.csv'),
     (['--dataset', 'wds/nothing'], '--class-map'),
 ])
@@ -116,7 +112,7 @@ def test_a_data_set_with_one_class_per_image_is_refused(tmp_path, capsys):
 def test_check_finds_every_file_that_can_not_be_read(root, capsys, workers, decoder):
     flags = ['--dataset', 'csv', '--data-dir', str(root), '--workers', workers, '--decoder', decoder]
     check(flags)
-    assert capsys.readouterr().out == '5 images, 0 that can not be read\n'
+    assert capsys.readouterr().out == '5 images, 0 unreadable\n'
     (root / '1.jpg').write_bytes((root / '1.jpg').read_bytes()[:200])
     (root / '3.jpg').unlink()
     with pytest.raises(SystemExit) as caught:
@@ -124,7 +120,7 @@ def test_check_finds_every_file_that_can_not_be_read(root, capsys, workers, deco
     assert caught.value.code == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f'{root}/1.jpg: ') and lines[1].startswith(f'{root}/3.jpg: ')
-    assert lines[2] == '5 images, 2 that can not be read'
+    assert lines[2] == '5 images, 2 unreadable'
 
 
 def test_check_reads_folders_and_shards(tmp_path, capsys):
@@ -135,7 +131,7 @@ def test_check_reads_folders_and_shards(tmp_path, capsys):
         check(['--data-dir', str(tmp_path / 'folders'), '--workers', '0'])
     lines = capsys.readouterr().out.splitlines()
     assert caught.value.code == 1 and lines[0].startswith(f'{tmp_path}/folders/cat/b.png: ')
-    assert lines[1] == '2 images, 1 that can not be read'
+    assert lines[1] == '2 images, 1 unreadable'
 
     (tmp_path / 'classes.txt').write_text('cat\ndog\n')
     with tarfile.open(tmp_path / 'train-0.tar', 'w') as tar:
@@ -148,4 +144,4 @@ def test_check_reads_folders_and_shards(tmp_path, capsys):
         check(['--dataset', 'wds/', '--data-dir', str(tmp_path), '--workers', '0'])
     lines = capsys.readouterr().out.splitlines()
     assert caught.value.code == 1 and len(lines) == 3
-    assert 'train-0.tar:b.png' in lines[0] and "'dog' is the nearest" in lines[1]
+    assert 'train-0.tar:b.png' in lines[0] and "did you mean 'dog'" in lines[1]

@@ -4,8 +4,6 @@ import json
 import logging
 import os
 import pickle
-import random
-import sys
 import tarfile
 
 import numpy as np
@@ -13,8 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from timm_splicemix.data import BadImageError, MultiLabelDataset, create_dataset
 from timm_splicemix.data.readers import wds
-from timm_splicemix.data.readers.wds import WdsDataset, epoch_order, find_shards
+from timm_splicemix.data.readers.wds import ReaderWds, find_shards, shuffle_shards
+from timm_splicemix.data.sampler import EpochBatches
+from timm_splicemix.errors import UsageError
 
 NAMES = ['cat', 'dog', 'eel', 'fox']
 
@@ -60,14 +61,18 @@ def shade(image):
     return image.getpixel((0, 0))[0]
 
 
-def noisy_shade(image):
-    """The sample, and a number from each of the generators that transforms use."""
-    return torch.tensor([shade(image), random.random(), np.random.rand(), torch.rand(()).item()], dtype=torch.float64)
+def read(root, **kwargs):
+    """All samples in the order of the shards, as pairs of a number and a target."""
+    dataset = MultiLabelDataset(ReaderWds(root, **kwargs), transform=shade)
+    return [dataset[index] for index in range(len(dataset))]
 
 
-def batches(dataset, workers=0, **kwargs):
-    loader = torch.utils.data.DataLoader(dataset, batch_size=dataset.batch_size, num_workers=workers, **kwargs)
-    return [images.tolist() for images, _ in loader]
+def batches(reader, batch_size, is_training, epoch=0, start_batch=0, **kwargs):
+    sampler = EpochBatches(len(reader), batch_size, is_training, epoch_order=reader.epoch_order, **kwargs)
+    sampler.set_epoch(epoch, start_batch)
+    indices = [[key.index for key in batch] for batch in sampler]
+    assert len(indices) == len(sampler)
+    return indices
 
 
 def flat(lists):
@@ -75,98 +80,69 @@ def flat(lists):
 
 
 def test_a_sample_is_an_image_and_a_multi_hot_target(root):
-    dataset = WdsDataset(root)
-    image, target = next(iter(dataset))
+    dataset = MultiLabelDataset(ReaderWds(root))
+    image, target = dataset[0]
     assert isinstance(image, Image.Image) and image.mode == 'RGB'
     assert target.dtype == torch.float32 and target.tolist() == [1, 0, 0, 0]
     assert dataset.class_names == NAMES and dataset.num_classes == 4 and len(dataset) == 23
-    dataset = WdsDataset(root, input_img_mode='L', target_transform=lambda target: target.argmax().item())
-    image, target = list(dataset)[6]
+    dataset = MultiLabelDataset(
+        ReaderWds(root), input_img_mode='L', target_transform=lambda target: target.argmax().item())
+    image, target = dataset[6]
     assert image.mode == 'L' and target == 2
+    assert [number for number, _ in read(root)] == list(range(23))
 
 
-@pytest.mark.parametrize('workers', [0, 1, 3])
+def test_all_targets_are_read_when_they_are_asked_for(root):
+    dataset = MultiLabelDataset(ReaderWds(root))
+    expected = torch.stack([target for _, target in (dataset[index] for index in range(23))])
+    assert torch.equal(dataset.targets.float(), expected) and dataset.targets.dtype == torch.int8
+    hidden = create_dataset('wds/', root, keep_labels='0.5')
+    assert (hidden.targets == -1).any()
+    assert torch.equal(torch.stack([hidden[index][1] for index in range(23)]), hidden.targets.float())
+
+
 @pytest.mark.parametrize('batch_size', [1, 4, 50])
-def test_evaluation_sees_each_sample_once(root, workers, batch_size):
-    ranks = [WdsDataset(root, transform=shade, batch_size=batch_size, rank=r, world_size=2) for r in (0, 1)]
-    seen = [flat(batches(dataset, workers)) for dataset in ranks]
-    assert flat(seen) == list(range(23))
-    assert [len(part) for part in seen] == [len(dataset) for dataset in ranks] == [11, 12]
-    assert all(dataset.remainder == 0 for dataset in ranks)
+def test_evaluation_sees_each_sample_once_and_each_process_reads_on(root, batch_size):
+    reader = ReaderWds(root)
+    ranks = [flat(batches(reader, batch_size, False, rank=rank, world_size=2)) for rank in (0, 1)]
+    assert ranks == [list(range(11)), list(range(11, 23))]
+    reader = ReaderWds(write_shards(root / 'few', [3]))
+    ranks = [batches(reader, batch_size, False, rank=rank, world_size=5) for rank in range(5)]
+    assert sorted(flat(flat(ranks))) == [0, 1, 2] and max(map(len, ranks)) == 1
 
 
-def test_evaluation_on_more_processes_than_samples_leaves_some_idle(tmp_path):
-    root = write_shards(tmp_path, [3])
-    seen = [[shade(image) for image, _ in WdsDataset(root, rank=rank, world_size=5)] for rank in range(5)]
-    assert sorted(flat(seen)) == [0, 1, 2] and max(map(len, seen)) == 1
-
-
-@pytest.mark.parametrize('workers', [0, 1, 3])
-def test_training_doubles_no_sample_and_all_ranks_have_as_many_batches(root, workers, caplog):
+def test_training_doubles_no_sample_and_all_ranks_have_as_many_batches(root, caplog):
     caplog.set_level(logging.INFO)
-    ranks = [
-        WdsDataset(root, transform=shade, batch_size=3, rank=rank, world_size=2, is_training=True) for rank in (0, 1)]
-    seen = [batches(dataset, workers, drop_last=True) for dataset in ranks]
+    seen = [batches(ReaderWds(root), 3, True, rank=rank, world_size=2) for rank in (0, 1)]
     assert [[len(batch) for batch in part] for part in seen] == [[3, 3, 3]] * 2
-    assert [len(dataset) for dataset in ranks] == [9, 9]
     assert len(set(flat(flat(seen)))) == 18
-    assert ranks[0].remainder == ranks[1].remainder == 5
-    assert [r.getMessage() for r in caplog.records if 'left out' in r.getMessage()] == [
-        '5 of 23 samples fill no batch of 3 on 2 processes and are left out, others in each epoch.']
+    assert caplog.messages == [
+        '5 of 23 samples do not fill a batch of 3 on 2 process(es) and are left out; other ones in each epoch.']
 
 
 def test_what_is_left_out_rotates(root):
-    dataset = WdsDataset(root, transform=shade, batch_size=4, is_training=True)
-    assert dataset.remainder == 3
-    left_out = []
-    for epoch in range(30):
-        dataset.set_epoch(epoch)
-        seen = {shade for shade, _ in dataset}
-        assert len(seen) == 20
-        left_out.append(frozenset(range(23)) - seen)
+    reader = ReaderWds(root)
+    left_out = [frozenset(range(23)) - set(flat(batches(reader, 4, True, epoch=epoch))) for epoch in range(30)]
+    assert {len(part) for part in left_out} == {3}
     assert len(set(left_out)) > 15
     assert len(frozenset().union(*left_out)) > 20
 
 
-@pytest.mark.parametrize('is_training', [False, True])
-def test_batches_do_not_depend_on_the_number_of_workers(root, is_training):
-    dataset = WdsDataset(
-        root, transform=noisy_shade, batch_size=3, is_training=is_training, rank=1, world_size=2, seed=7)
-    dataset.set_epoch(4)
-    expected = batches(dataset)
-    assert len(expected) == (3 if is_training else 4)
-    for workers in (1, 3, 5):
-        assert batches(dataset, workers) == expected
-
-
 def test_the_order_follows_seed_and_epoch(root):
-    def order(seed, epoch):
-        dataset = WdsDataset(root, transform=shade, is_training=True, seed=seed)
-        dataset.set_epoch(epoch)
-        return [shade for shade, _ in dataset]
-
-    assert order(0, 0) == order(0, 0)
-    orders = [order(0, 0), order(0, 1), order(1, 0), order(1, 1), list(range(23))]
-    assert len({tuple(numbers) for numbers in orders}) == 5
-    assert all(sorted(numbers) == list(range(23)) for numbers in orders)
-
-
-def test_augmentation_differs_from_epoch_to_epoch(root):
-    dataset = WdsDataset(root, transform=noisy_shade, is_training=True)
-    drawn = []
-    for epoch in (0, 1):
-        dataset.set_epoch(epoch)
-        drawn.append({row[0].item(): row[1:].tolist() for row, _ in dataset})
-    assert all(drawn[0][number] != drawn[1][number] for number in range(23))
-    assert len({tuple(row) for row in drawn[0].values()}) == 23
+    reader = ReaderWds(root)
+    orders = [flat(batches(reader, 1, True, epoch, seed=seed)) for seed in (0, 1) for epoch in (0, 1)]
+    assert orders[0] == flat(batches(reader, 1, True))
+    assert len({tuple(order) for order in (*orders, range(23))}) == 5
+    assert all(sorted(order) == list(range(23)) for order in orders)
+    assert batches(reader, 2, True, 3, start_batch=4) == batches(reader, 2, True, 3)[4:]
 
 
 def test_the_shuffle_keeps_samples_near_their_shard():
     counts = [100, 40, 260, 100]
-    shards = epoch_order(counts, 1, seed=0, epoch=0)
+    shards = shuffle_shards(counts, 1, seed=0, epoch=0)
     assert sorted(shards.tolist()) == list(range(500))
     assert (np.diff(shards) != 1).sum() <= 3  # whole shards, in another order
-    order = epoch_order(counts, 50, seed=0, epoch=0)
+    order = shuffle_shards(counts, 50, seed=0, epoch=0)
     assert sorted(order.tolist()) == list(range(500))
     place = np.empty(500, int)
     place[shards] = np.arange(500)
@@ -174,75 +150,9 @@ def test_the_shuffle_keeps_samples_near_their_shard():
     assert moves.mean() > 10 and moves.max() < 50
 
 
-@pytest.mark.parametrize('workers', [0, 1, 3])
-def test_start_batch_continues_an_epoch(root, workers):
-    dataset = WdsDataset(root, transform=noisy_shade, batch_size=2, is_training=True, rank=0, world_size=2)
-    dataset.set_epoch(3)
-    expected = batches(dataset)
-    for start in (1, 2, 4, 5):
-        dataset.set_epoch(3, start_batch=start)
-        assert batches(dataset, workers) == expected[start:]
-    dataset.set_epoch(3)
-    assert batches(dataset, workers) == expected
-
-
-def test_the_epoch_reaches_workers_that_live_on(root):
-    dataset = WdsDataset(root, transform=noisy_shade, batch_size=2, is_training=True)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=2, num_workers=2, persistent_workers=True)
-    for epoch, start in ((0, 0), (1, 0), (2, 3), (3, 0)):
-        dataset.set_epoch(epoch, start)
-        seen = [images.tolist() for images, _ in loader]
-        assert seen == batches(dataset)
-        assert len(seen) == 11 - start
-
-
-@pytest.mark.slow
-def test_a_spawned_worker_reads_it(root):
-    dataset = WdsDataset(root, transform=noisy_shade, batch_size=4, is_training=True)
-    dataset.set_epoch(2)
-    assert batches(dataset, 2, multiprocessing_context='spawn') == batches(dataset)
-
-
 def test_it_can_be_pickled(root):
-    dataset = pickle.loads(pickle.dumps(WdsDataset(root, transform=shade)))
-    assert [number for number, _ in dataset] == list(range(23))
-
-
-SCRIPT = '''
-import json, sys
-import torch
-from timm_splicemix.data.readers.wds import WdsDataset
-
-def shade(image):
-    return image.getpixel((0, 0))[0]
-
-torch.distributed.init_process_group('gloo')
-rank = torch.distributed.get_rank()
-val = WdsDataset(sys.argv[1], transform=shade)
-train = WdsDataset(sys.argv[1], transform=shade, is_training=True, batch_size=3)
-seen = {}
-for name, dataset, size in (('val', val, 1), ('train', train, 3)):
-    loader = torch.utils.data.DataLoader(dataset, batch_size=size, num_workers=2)
-    seen[name] = [shades.tolist() for shades, _ in loader]
-    steps = torch.tensor(len(seen['val']))
-    torch.distributed.all_reduce(steps)
-    assert steps == 23
-with open(f'{sys.argv[2]}/{rank}.json', 'w') as file:
-    json.dump(seen, file)
-torch.distributed.destroy_process_group()
-'''
-
-
-def test_processes_share_the_samples_out(run, root, tmp_path):
-    script = tmp_path / 'script.py'
-    script.write_text(SCRIPT)
-    done = run(
-        sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', script, root, tmp_path)
-    assert done.returncode == 0, done.stderr
-    seen = [json.loads((tmp_path / f'{rank}.json').read_text()) for rank in (0, 1)]
-    assert flat(seen[0]['val'] + seen[1]['val']) == list(range(23))
-    assert [len(part['train']) for part in seen] == [3, 3]
-    assert len(set(flat(seen[0]['train'] + seen[1]['train']))) == 18
+    dataset = pickle.loads(pickle.dumps(MultiLabelDataset(ReaderWds(root), transform=shade)))
+    assert [dataset[index][0] for index in range(23)] == list(range(23))
 
 
 @pytest.mark.parametrize('name, content, label_key, target', [
@@ -262,53 +172,54 @@ def test_processes_share_the_samples_out(run, root, tmp_path):
 ])
 def test_labels_are_read_from_json_and_cls(tmp_path, name, content, label_key, target):
     write_tar(tmp_path / 'train-0.tar', [('a/b.jpg', png(0)), (f'a/b.{name}', content.encode())])
-    dataset = WdsDataset(tmp_path, class_names=NAMES, label_key=label_key)
-    assert next(iter(dataset))[1].tolist() == target
+    (_, found), = read(tmp_path, class_names=NAMES, label_key=label_key)
+    assert found.tolist() == target
 
 
 def test_json_without_labels_leaves_them_to_cls(tmp_path):
     write_tar(tmp_path / 'train-0.tar', [('b.cls', b'1'), ('b.json', b'{"width": 4}'), ('b.WEBP', png(0))])
-    assert next(iter(WdsDataset(tmp_path, class_names=NAMES)))[1].tolist() == [0, 1, 0, 0]
+    assert read(tmp_path, class_names=NAMES)[0][1].tolist() == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize('name, content, label_key, message', [
-    ('json', '{"labels": ["dgo"]}', None, "'dog' is the nearest, but got the label 'dgo' in .*train-0.tar:b.json"),
-    ('json', '{"labels": [4]}', None, 'names or indices of the 4 classes, but got 4 in .*train-0.tar:b.json'),
+    ('json', '{"labels": ["dgo"]}', None, "Label 'dgo' in .*train-0.tar:b.json is not .* did you mean 'dog'"),
+    ('json', '{"labels": [4]}', None, 'names or indices of the 4 classes in .*train-0.tar:b.json, but got 4'),
     ('json', '{"labels": [-1]}', None, 'but got -1'),
     ('json', '{"labels": [true]}', None, 'but got True'),
-    ('json', '{"labels": "dog"}', None, "Expected a list of labels, but got 'dog'"),
+    ('json', '{"labels": "dog"}', None, "Expected a list of labels in .*, but got 'dog'"),
     ('json', '{"target": [0, 1]}', None, 'Expected a list of 4 values among 0, 1 and -1'),
     ('json', '{"target": [0, 1, 2, 0]}', None, 'Expected a list of 4 values among 0, 1 and -1'),
-    ('json', '{"tags": ["dog"]}', None, 'field labels or target or multi_hot.* name the field as label_key'),
-    ('json', '{"labels": ["dog"]}', 'tags', 'Expected the field tags, but got'),
+    ('json', '{"tags": ["dog"]}', None, 'field labels or target or multi_hot in .*. Set --target-key'),
+    ('json', '{"labels": ["dog"]}', 'tags', 'Expected the field tags in .*, but got'),
     ('json', '["dog"]', None, 'Expected the field labels'),
-    ('json', '{"labels', None, 'Expected JSON, but got .*b.json'),
-    ('cls', 'dog', None, "Expected indices of classes, but got 'dog' in .*train-0.tar:b.cls"),
+    ('json', '{"labels', None, 'Invalid JSON in .*b.json'),
+    ('cls', 'dog', None, "Expected class indices in .*train-0.tar:b.cls, but got 'dog'"),
     ('cls', '0 9', None, 'but got 9'),
-    ('cls', '0', 'things', 'Expected the field things, but got {} in .*train-0.tar'),
+    ('cls', '0', 'things', 'Expected the field things in .*train-0.tar, but got {}'),
 ])
 def test_labels_that_are_wrong_are_named(tmp_path, name, content, label_key, message):
     write_tar(tmp_path / 'train-0.tar', [('b.jpg', png(0)), (f'b.{name}', content.encode())])
-    dataset = WdsDataset(tmp_path, class_names=NAMES, label_key=label_key)
-    with pytest.raises(ValueError, match=message):
-        next(iter(dataset))
+    reader = ReaderWds(tmp_path, class_names=NAMES, label_key=label_key)
+    for get in (lambda: MultiLabelDataset(reader)[0], lambda: reader.targets):
+        with pytest.raises(UsageError, match=message):
+            get()
 
 
 def test_the_number_of_classes_must_be_known(root):
     (root / 'classes.txt').unlink()
-    assert len(WdsDataset(root, class_names=NAMES)) == 23
-    with pytest.raises(ValueError, match=r'on a line of .*classes.txt, but got no such file: write it, or give class'):
-        WdsDataset(root)
-    for content, message in (('\n\n', 'an empty file'), ('cat\ndog\ncat\n', "Expected each class once, but got 'cat'")):
+    assert len(ReaderWds(root, class_names=NAMES)) == 23
+    with pytest.raises(UsageError, match=r'classes.txt does not exist. Write one class name per line'):
+        ReaderWds(root)
+    for content, message in (('\n\n', 'classes.txt is empty'), ('cat\ndog\ncat\n', "Duplicate class 'cat'")):
         (root / 'classes.txt').write_text(content)
-        with pytest.raises(ValueError, match=message):
-            WdsDataset(root)
+        with pytest.raises(UsageError, match=message):
+            ReaderWds(root)
 
 
 @pytest.mark.parametrize('name', ['data', 'data/train-*.tar'])
 def test_classes_are_listed_in_root_or_in_the_folder_of_the_shards(root, name):
     (root.parent / 'classes.txt').write_text('a\nb\n')
-    assert WdsDataset(root.parent, name=name).class_names == (NAMES if name == 'data' else ['a', 'b'])
+    assert ReaderWds(root.parent, name=name).class_names == (NAMES if name == 'data' else ['a', 'b'])
 
 
 @pytest.mark.parametrize('files, name, split, found', [
@@ -331,35 +242,35 @@ def test_shards_of_a_split_are_found(tmp_path, files, name, split, found):
 
 
 @pytest.mark.parametrize('name, split, message', [
-    ('', 'validation', r"Expected the shards of split 'validation' as validation-\*.tar.* but got none"),
-    ('nothing', 'train', "Expected the shards of split 'train'"),
-    ('train-{000..004}.tar', 'train', "Expected shards for .* but got no train-004.tar in"),
-    ('*.tgz', 'train', r'got no \*.tgz'),
+    ('', 'validation', r"No shards of split 'validation' in .*: expected validation-\*.tar"),
+    ('nothing', 'train', "No shards of split 'train'"),
+    ('train-{000..004}.tar', 'train', "No shard train-004.tar in"),
+    ('*.tgz', 'train', r'No shard \*.tgz'),
 ])
 def test_missing_shards_are_told(root, name, split, message):
-    with pytest.raises(ValueError, match=message):
-        WdsDataset(root, name=name, split=split)
+    with pytest.raises(UsageError, match=message):
+        ReaderWds(root, name=name, split=split)
 
 
 def test_a_missing_folder_is_told(tmp_path):
-    with pytest.raises(ValueError, match=r'Expected the folder of the shards, but got .*nowhere, which does not exist'):
-        WdsDataset(tmp_path / 'nowhere')
+    with pytest.raises(UsageError, match=r'The folder of the shards, .*nowhere, does not exist'):
+        ReaderWds(tmp_path / 'nowhere')
 
 
 @pytest.mark.parametrize('name, mode', [('train-0.tar.gz', 'w:gz'), ('train-0.tgz', 'w:gz'), ('train-0.tar', 'w:xz')])
 def test_compressed_shards_are_refused(tmp_path, name, mode):
     write_tar(tmp_path / name, sample(0), mode)
-    with pytest.raises(ValueError, match=f'Expected plain tar files, but got .*{name}, which is compressed'):
-        WdsDataset(tmp_path, class_names=NAMES)
+    with pytest.raises(UsageError, match=f'{name} is compressed'):
+        ReaderWds(tmp_path, class_names=NAMES)
 
 
 @pytest.mark.parametrize('cut', [100, 600, 1024, 1500, 2048, 4096])
 def test_a_truncated_shard_is_refused(tmp_path, cut):
     shard = write_tar(tmp_path / 'train-0.tar', sample(0) + sample(1))
-    assert len(list(WdsDataset(tmp_path, class_names=NAMES))) == 2
+    assert len(ReaderWds(tmp_path, class_names=NAMES)) == 2
     shard.write_bytes(shard.read_bytes()[:cut])
-    with pytest.raises(ValueError, match=r'Expected a complete tar file, but got .*train-0.tar'):
-        WdsDataset(tmp_path, class_names=NAMES)
+    with pytest.raises(UsageError, match=r'train-0.tar is not a complete tar file'):
+        ReaderWds(tmp_path, class_names=NAMES)
 
 
 def test_a_broken_header_and_joined_archives_are_refused(tmp_path):
@@ -367,8 +278,8 @@ def test_a_broken_header_and_joined_archives_are_refused(tmp_path):
     whole = shard.read_bytes()
     for content in (whole[:2048] + b'?' * 512 + whole[2560:], whole + whole):
         shard.write_bytes(content)
-        with pytest.raises(ValueError, match=r'Expected a complete tar file, but got .*unreadable from byte'):
-            WdsDataset(tmp_path, class_names=NAMES)
+        with pytest.raises(UsageError, match=r'train-0.tar is not a complete tar file: unreadable from byte'):
+            ReaderWds(tmp_path, class_names=NAMES)
 
 
 @pytest.mark.parametrize('members', [
@@ -380,14 +291,14 @@ def test_a_broken_header_and_joined_archives_are_refused(tmp_path):
 ])
 def test_samples_that_are_not_whole_are_refused(tmp_path, members):
     write_tar(tmp_path / 'train-0.tar', [(name, b'') for name in members])
-    with pytest.raises(ValueError, match=r"Expected one image .* but got 'a' with .* sort the members by name"):
-        WdsDataset(tmp_path, class_names=NAMES)
+    with pytest.raises(UsageError, match=r"Expected one image .* but got 'a' with .* Sort the members by name"):
+        ReaderWds(tmp_path, class_names=NAMES)
 
 
 def test_an_empty_shard_is_refused(tmp_path):
     write_tar(tmp_path / 'train-0.tar', [])
-    with pytest.raises(ValueError, match=r'Expected samples in each shard, but got none in .*train-0.tar'):
-        WdsDataset(tmp_path, class_names=NAMES)
+    with pytest.raises(UsageError, match=r'train-0.tar has no samples'):
+        ReaderWds(tmp_path, class_names=NAMES)
 
 
 def test_long_names_folders_and_other_files_do_not_matter(tmp_path):
@@ -402,21 +313,21 @@ def test_long_names_folders_and_other_files_do_not_matter(tmp_path):
                 info = tarfile.TarInfo(name)
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
-    dataset = WdsDataset(tmp_path, class_names=NAMES, transform=shade)
-    assert [(number, target.argmax().item()) for number, target in dataset] == [(1, 0), (2, 1)] * 2
+    samples = read(tmp_path, class_names=NAMES)
+    assert [(number, target.argmax().item()) for number, target in samples] == [(1, 0), (2, 1)] * 2
 
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path):
-    write_tar(tmp_path / 'train-0.tar', [*sample(0), ('x.png', png(1)[:40]), ('x.cls', b'1'), *sample(7)])
-    dataset = WdsDataset(tmp_path, class_names=NAMES, transform=shade)
-    samples = iter(dataset)
-    assert next(samples)[0] == 0
-    message = r'Expected a readable image, but got .*train-0.tar:x.png: .+'
-    with pytest.raises(OSError, match=message):
-        next(samples)
-    assert next(samples)[0] == 7  # one who skips bad images can go on
-    with pytest.raises((OSError, RuntimeError), match=message):  # which of them is up to torch
-        batches(dataset, workers=1)
+    shard = write_tar(tmp_path / 'train-0.tar', [*sample(0), ('x.png', png(1)[:40]), ('x.cls', b'1'), *sample(7)])
+    dataset = MultiLabelDataset(ReaderWds(tmp_path, class_names=NAMES), transform=shade)
+    assert dataset[0][0] == 0 and dataset[2][0] == 7
+    with pytest.raises(BadImageError, match=r'Cannot read image .*train-0.tar:x.png: .+'):
+        dataset[1]
+    assert dataset.filename(1) == f'{shard}:1' and dataset.filename(1, basename=True) == 'train-0.tar:1'
+    assert dataset.reader.locations() == {f'{shard}:{row}' for row in range(3)}
+    shard.unlink()
+    with pytest.raises(BadImageError, match=r'Cannot read image .*train-0.tar:1: .*No such file'):
+        dataset[1]
 
 
 def test_either_decoder_gives_the_same(tmp_path):
@@ -426,29 +337,16 @@ def test_either_decoder_gives_the_same(tmp_path):
     file = io.BytesIO()
     noise.save(file, 'JPEG', exif=exif)
     write_tar(tmp_path / 'train-0.tar', [('a.jpg', file.getvalue()), ('a.cls', b'0')])
-    dataset = WdsDataset(tmp_path, class_names=NAMES)
-    image = next(iter(dataset))[0]
+    dataset = MultiLabelDataset(ReaderWds(tmp_path, class_names=NAMES))
+    image = dataset[0][0]
     assert image.size == (9, 12)
     dataset.decoder = 'torchvision'
-    assert next(iter(dataset))[0].permute(1, 2, 0).tolist() == np.asarray(image).tolist()
+    assert dataset[0][0].permute(1, 2, 0).tolist() == np.asarray(image).tolist()
 
 
-@pytest.mark.parametrize('kwargs, message', [
-    ({'is_training': True, 'batch_size': 12, 'rank': 0, 'world_size': 2}, 'at least one batch of 12 .* got 23 samples'),
-    ({'rank': 1}, 'rank and world_size together'),
-    ({'rank': 2, 'world_size': 2}, 'Expected a rank below the world size of 2, but got 2'),
-    ({'batch_size': 0}, 'batch_size and shuffle_size >= 1'),
-])
-def test_arguments_that_cannot_be_are_refused(root, kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        WdsDataset(root, **kwargs)
-
-
-def test_several_processes_without_a_group_are_refused(root, monkeypatch):
-    monkeypatch.setenv('WORLD_SIZE', '2')
-    with pytest.raises(ValueError, match='Expected a process group, but got none where 2 processes were launched'):
-        WdsDataset(root)
-    assert len(WdsDataset(root, rank=0, world_size=1)) == 23
+def test_a_shuffle_size_of_zero_is_refused(root):
+    with pytest.raises(UsageError, match='Expected shuffle_size to be at least 1, but got 0'):
+        ReaderWds(root, shuffle_size=0)
 
 
 @pytest.fixture
@@ -466,19 +364,19 @@ def scanned(monkeypatch):
 
 
 def test_the_index_is_kept_and_renewed_for_shards_that_change(root, scanned):
-    WdsDataset(root)
+    ReaderWds(root)
     assert scanned == [f'train-{number:03d}.tar' for number in range(4)]
-    WdsDataset(root)
+    ReaderWds(root)
     assert len(scanned) == 4
     write_tar(root / 'train-001.tar', sample(5))
-    assert len(WdsDataset(root)) == 15
+    assert len(ReaderWds(root)) == 15
     assert scanned[4:] == ['train-001.tar']
     stat = (root / 'train-002.tar').stat()
     os.utime(root / 'train-002.tar', ns=(stat.st_atime_ns, stat.st_mtime_ns + 1000))
-    WdsDataset(root)
+    ReaderWds(root)
     assert scanned[5:] == ['train-002.tar']
     write_tar(root / 'val-0.tar', sample(0))
-    assert len(WdsDataset(root, split='val')) == 1 and len(WdsDataset(root)) == 15
+    assert len(ReaderWds(root, split='val')) == 1 and len(ReaderWds(root)) == 15
     assert scanned[6:] == ['val-0.tar']
     assert not [file for file in os.listdir(root) if file.startswith('.tsm_index.json.')]
 
@@ -486,7 +384,7 @@ def test_the_index_is_kept_and_renewed_for_shards_that_change(root, scanned):
 def test_an_index_that_is_broken_is_made_again(root, scanned):
     for content in ('', '{"train', '[]'):
         (root / '.tsm_index.json').write_text(content)
-        assert len(WdsDataset(root)) == 23
+        assert len(ReaderWds(root)) == 23
     assert len(scanned) == 12
 
 
@@ -494,28 +392,18 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(root, scanned):
     (root / '.tsm_index.json').mkdir()
     (root / '.tsm_index.lock').mkdir()
     for _ in range(2):
-        assert [shade(image) for image, _ in WdsDataset(root)] == list(range(23))
+        assert [number for number, _ in read(root)] == list(range(23))
     assert len(scanned) == 8
     assert sorted(os.listdir(root))[:2] == ['.tsm_index.json', '.tsm_index.lock'] and len(os.listdir(root)) == 7
 
 
 def test_a_shard_that_changes_under_the_index_is_told(root):
-    dataset = WdsDataset(root)
+    dataset = MultiLabelDataset(ReaderWds(root))
     content = (root / 'train-000.tar').read_bytes()
     for changed in (content[512:], b''):
         (root / 'train-000.tar').write_bytes(changed)
-        with pytest.raises(ValueError, match=r'Expected a complete tar file, but got .*train-000.tar'):
-            next(iter(dataset))
-
-
-def test_timms_loader_takes_it(root):
-    from timm.data import create_loader
-    dataset = WdsDataset(root, is_training=True, batch_size=4)
-    loader = create_loader(
-        dataset, (3, 8, 8), 4, is_training=True, num_workers=2, use_prefetcher=False, device=torch.device('cpu'))
-    assert len(loader) == 5
-    shapes = [(images.shape, targets.shape) for images, targets in loader]
-    assert shapes == [((4, 3, 8, 8), (4, 4))] * 5
+        with pytest.raises(UsageError, match=r'train-000.tar is not a complete tar file'):
+            dataset[0]
 
 
 def test_what_webdataset_writes_is_read(tmp_path):
@@ -523,5 +411,5 @@ def test_what_webdataset_writes_is_read(tmp_path):
     with webdataset.TarWriter(str(tmp_path / 'train-000000.tar')) as writer:
         writer.write({'__key__': 'a', 'png': png(1), 'json': {'labels': ['dog', 'fox']}})
         writer.write({'__key__': 'b', 'png': png(2), 'cls': 2})
-    samples = [(number, target.tolist()) for number, target in WdsDataset(tmp_path, class_names=NAMES, transform=shade)]
+    samples = [(number, target.tolist()) for number, target in read(tmp_path, class_names=NAMES)]
     assert samples == [(1, [0, 1, 0, 1]), (2, [0, 0, 1, 0])]

@@ -316,3 +316,42 @@ def draw_sizes(curves: dict[str, Sequence[dict[str, Any]]], path: Union[str, Pat
     axes.grid(alpha=0.3)
     axes.legend(fontsize='small')
     save_figure(figure, path)
+
+
+def draw_statistics(counts: torch.Tensor, labels: torch.Tensor, class_names: Sequence[str], title: str):
+    """ Draw a figure of images per class, labels per image and classes that occur together.
+
+    Args:
+        counts: (classes, classes) images that have both classes.
+        labels: (N,) labels of each image.
+        class_names: Name of each class.
+        title: Title of the figure.
+
+    Returns:
+        The figure; None without matplotlib.
+    """
+    pyplot = load_pyplot()
+    if pyplot is None:
+        return None
+    order = counts.diagonal().argsort(descending=True, stable=True)
+    names = [class_names[index] for index in order.tolist()]
+    figure, (left, middle, right) = pyplot.subplots(
+        1, 3, figsize=(15, max(4., 0.16 * len(names) + 1.5)), width_ratios=(4, 2, 4), layout='constrained')
+    figure.suptitle(title)
+    left.barh(range(len(names)), counts.diagonal()[order].tolist())
+    left.set(yticks=range(len(names)), yticklabels=names, xlabel='images', title='images per class')
+    left.invert_yaxis()
+    left.margins(y=0.01)
+    heights = torch.bincount(labels).tolist()
+    middle.bar(range(len(heights)), heights)
+    middle.set(xlabel='labels', ylabel='images', title='labels per image')
+    part = counts[order][:, order] / counts.diagonal()[order].clamp(min=1).unsqueeze(1)
+    picture = right.imshow(part.numpy(), vmin=0, vmax=1, cmap='viridis', aspect='auto')
+    right.set(
+        xticks=range(len(names)), yticks=range(len(names)), yticklabels=names,
+        title="fraction of the row's images that have the column's class")
+    right.set_xticks(range(len(names)), names, rotation=90)
+    for axes in (left, right):
+        axes.tick_params(labelsize=8 if len(names) <= 40 else 5)
+    figure.colorbar(picture, ax=right)
+    return figure

@@ -8,9 +8,10 @@ import io
 import json
 import math
 import os
+import stat
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional, Sequence, Union
+from typing import Any, BinaryIO, Callable, Iterator, Optional, Sequence, Union
 
 import yaml
 
@@ -77,15 +78,23 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def open_regular(path: PathLike) -> BinaryIO:
+    """Open a regular file for reading; a pipe or a device, which may block, raises OSError."""
+    non_blocking = getattr(os, 'O_NONBLOCK', 0)
+    file = open(path, 'rb', opener=lambda name, flags: os.open(name, flags | non_blocking))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError('Not a regular file')
+    return file
+
+
 def read_bytes(path: PathLike) -> bytes:
-    """Read a regular file; a pipe or a device, which may block, is refused."""
-    path = Path(path)
+    """Read a regular file."""
     try:
-        if path.exists() and not path.is_file():
-            raise UsageError(f'Cannot read {path}: Not a regular file.')
-        return path.read_bytes()
+        with open_regular(path) as file:
+            return file.read()
     except OSError as error:
-        raise UsageError(f'Cannot read {path}: {_reason(path, error)}.') from error
+        raise UsageError(f'Cannot read {path}: {_reason(Path(path), error)}.') from error
 
 
 def read_text(path: PathLike) -> str:

@@ -35,10 +35,8 @@ from .args import (
 )
 from .data import (
     MultiLabelDataset,
-    WdsDataset,
     is_training_split,
 )
-from .data.readers.hfds import ReaderHfdsMultiLabel
 from .draw import draw_classes, draw_sizes
 from .errors import UsageError
 from .files import free_folder, write_csv, write_json, write_text
@@ -234,7 +232,7 @@ class Validation:
     def _open_data(self) -> None:
         args = self.args
         self.dataset = self._create_dataset(args.split)
-        self.multi_label = isinstance(self.dataset, (MultiLabelDataset, WdsDataset))
+        self.multi_label = isinstance(self.dataset, MultiLabelDataset)
         outputs = read_valid_labels(args.valid_labels, self.model.num_classes) if args.valid_labels else None
         class_names = getattr(self.dataset, 'class_names', None)
         info, number = self.info, self.model.num_classes
@@ -495,25 +493,13 @@ def check_apart(
         tune_split: Name of the first split.
         split: Name of the second.
     """
-    shared = len(_places(tuned) & _places(evaluated))
+    places = [d.reader.locations() if isinstance(d, MultiLabelDataset) else set() for d in (tuned, evaluated)]
+    shared = len(places[0] & places[1])
     if shared or tune_split == split:
         what = f'{shared:,} images of both' if shared else f"'{split}' for both"
         raise UsageError(
             f"Expected --tune-split with other images than --split '{split}', but got {what}: thresholds look better "
             'than they are on the images that they were tuned on.')
-
-
-def _places(dataset: torch.utils.data.Dataset) -> set[str]:
-    """Where each image is; none if the data set does not say."""
-    if isinstance(dataset, WdsDataset):
-        return set(map(dataset.filename, range(dataset.num_samples)))
-    if not isinstance(dataset, MultiLabelDataset):
-        return set()
-    if isinstance(dataset.reader, ReaderHfdsMultiLabel):  # its names of images come again in each split
-        table = dataset.reader.dataset
-        where = ' '.join([str(table.split), *(file['filename'] for file in table.cache_files)])
-        return {f'{where}:{index}' for index in range(len(dataset))}
-    return {dataset.filename(index, absolute=True) for index in range(len(dataset))}
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

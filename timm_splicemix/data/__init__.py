@@ -1,5 +1,10 @@
 """ Images and labels """
-from .dataset import BadImageError, MultiLabelDataset, StrictImageDataset
+from .dataset import (
+    BadImageError,
+    MultiLabelDataset,
+    StrictImageDataset,
+    find_bad_images,
+)
 from .decode import DECODERS, decode_image
 from .download import download_dataset
 from .loader import ON_BAD_IMAGE, MultiLabelLoader, create_loader
@@ -9,7 +14,7 @@ from .readers.coco import CLASS_ORDERS, ReaderCoco
 from .readers.csv import ReaderCsv
 from .readers.list import ReaderList
 from .readers.voc import DIFFICULT, ReaderVoc
-from .readers.wds import WdsDataset
+from .readers.wds import ReaderWds
 from .registry import check_same_classes, create_dataset, dataset_names
 from .seeding import mix_seeds
 from .shapes import generate_shapes
@@ -29,8 +34,8 @@ __all__ = [
     'ReaderCsv',
     'ReaderList',
     'ReaderVoc',
+    'ReaderWds',
     'StrictImageDataset',
-    'WdsDataset',
     'check_same_classes',
     'create_dataset',
     'create_loader',
@@ -38,6 +43,7 @@ __all__ = [
     'dataset_names',
     'decode_image',
     'download_dataset',
+    'find_bad_images',
     'generate_shapes',
     'is_training_split',
     'keep_labels',

@@ -1,7 +1,8 @@
-""" timm data sets that say which file is broken, and one whose targets are multi-hot """
-from typing import Any, Callable, Optional
+""" timm's `ImageDataset` with strict errors, and its multi-label version """
+from typing import Any, Callable, Iterator, Optional
 
 import torch
+import torch.utils.data
 from PIL import Image
 from timm.data import ImageDataset
 
@@ -11,15 +12,15 @@ from .readers.base import MultiLabelReader
 
 
 class BadImageError(UsageError, OSError):
-    """ An image that can't be read.
+    """ An unreadable image.
 
     Args:
-        path: The file; or, if there is no reason, the whole message, as torch makes anew what a worker raised.
+        path: The file, or the whole message if there is no reason: torch rebuilds errors of workers from their message.
         reason: What went wrong.
     """
 
     def __init__(self, path: str, reason: Optional[object] = None):
-        super().__init__(path if reason is None else f'Expected a readable image, but got {path}: {reason}')
+        super().__init__(path if reason is None else f'Cannot read image {path}: {reason}')
         self.path = path
         self.reason = '' if reason is None else str(reason)
 
@@ -28,16 +29,16 @@ class BadImageError(UsageError, OSError):
 
 
 class StrictImageDataset(ImageDataset):
-    """ timm's `ImageDataset`, which raises `BadImageError` where timm gives another image.
+    """ timm's `ImageDataset`, which raises `BadImageError` where timm returns another image.
 
-    The attribute `decoder` chooses what decodes images, see `decode_image`; transforms must fit it.
+    The attribute `decoder` is that of `decode_image`; the transform must fit it.
     """
     decoder = 'pil'
     exif = False  # as in timm
 
     @property
     def class_names(self) -> Optional[list[str]]:
-        """Names of the classes, None if the reader does not know them."""
+        """Names of the classes, None if the reader does not have them."""
         class_to_idx = getattr(self.reader, 'class_to_idx', None)
         return sorted(class_to_idx, key=class_to_idx.get) if class_to_idx else None
 
@@ -52,6 +53,8 @@ class StrictImageDataset(ImageDataset):
                 image = file.read()
             if not self.load_bytes:
                 image = decode_image(image, self.decoder, self.input_img_mode, exif=self.exif)
+        except UsageError:  # a bad label
+            raise
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise BadImageError(self.reader.filename(index, absolute=True), error) from error
         if self.transform is not None:
@@ -64,13 +67,13 @@ class StrictImageDataset(ImageDataset):
 
 
 class MultiLabelDataset(StrictImageDataset):
-    """ Images, upright if their EXIF says how, with multi-hot float targets.
+    """ Images, rotated according to their EXIF orientation, with multi-hot float targets.
 
     Args:
-        reader: Gives files and targets.
+        reader: Reader of files and targets.
         transform: Applied to each image.
         target_transform: Applied to each target.
-        input_img_mode: Mode that images are converted to.
+        input_img_mode: PIL mode that images are converted to.
     """
     exif = True
 
@@ -93,3 +96,27 @@ class MultiLabelDataset(StrictImageDataset):
     def targets(self) -> torch.Tensor:
         """(N, classes) int8: 1 present, 0 absent, -1 unknown."""
         return self.reader.targets
+
+
+class _Problems(torch.utils.data.Dataset):
+    def __init__(self, dataset: StrictImageDataset):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Optional[str]:
+        try:
+            self.dataset[index]
+        except BadImageError as error:
+            return f'{error.path}: {error.reason}'
+        except UsageError as error:  # a bad label in a shard
+            return str(error)
+        return None
+
+
+def find_bad_images(dataset: StrictImageDataset, workers: int) -> Iterator[Optional[str]]:
+    """Read every image in worker processes (0: in this one); yields None or the file and what is wrong with it."""
+    loader = torch.utils.data.DataLoader(_Problems(dataset), batch_size=16, num_workers=workers, collate_fn=list)
+    for problems in loader:
+        yield from problems

@@ -1,4 +1,4 @@
-""" A loader with timm's names whose batches depend on (seed, epoch, rank) alone """
+""" A loader with timm's interface whose batches depend on (seed, epoch, rank) alone """
 import logging
 from collections import deque
 from typing import Any, Iterator, Optional, Union
@@ -12,7 +12,6 @@ from timm.data.random_erasing import RandomErasing
 from ..errors import UsageError
 from .collate import Batch, Sample, fast_collate
 from .dataset import BadImageError
-from .readers.wds import WdsDataset
 from .sampler import EpochBatches, SampleKey, distributed_place
 from .seeding import mix_seeds, seeded
 from .transforms import TRANSFORM_OPTIONS, create_transform
@@ -23,7 +22,7 @@ ON_BAD_IMAGE = ('raise', 'skip')
 
 
 class _Samples(torch.utils.data.Dataset):
-    """A data set by keys, each sample with random transforms of its own."""
+    """A data set indexed by `SampleKey`, which seeds the transforms."""
 
     def __init__(self, dataset: torch.utils.data.Dataset, seed: int):
         self.dataset = dataset
@@ -33,38 +32,30 @@ class _Samples(torch.utils.data.Dataset):
         try:
             with seeded(self.seed, *key):
                 image, target, *_ = self.dataset[key.index]
-        except BadImageError as error:
+        except UsageError as error:  # an unreadable image, or a bad label
             return Sample(key.index, error=error)
         return Sample(key.index, image, target)
 
 
 class _Stream(torch.utils.data.IterableDataset):
-    """A data set that is read from its beginning to its end, which seeds its transforms itself."""
+    """Samples of an iterable data set of timm, which seeds its transforms itself."""
 
     def __init__(self, dataset: torch.utils.data.IterableDataset):
         self.dataset = dataset
 
     def __iter__(self) -> Iterator[Sample]:
-        if not isinstance(self.dataset, WdsDataset):
-            for image, target, *_ in self.dataset:
-                yield Sample(None, image, target)
-            return
-        epoch, start_batch = self.dataset.position
-        for index in self.dataset.indices(epoch, start_batch):
-            try:
-                yield Sample(index, *self.dataset.load(epoch, index))
-            except (BadImageError, ValueError) as error:  # an image, or a label
-                yield Sample(index, error=error)
+        for image, target, *_ in self.dataset:
+            yield Sample(None, image, target)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
 
 class _Source:
-    """ Pairs (images, targets) of the batches that workers send, and what is known about them.
+    """ Pairs (images, targets) of the workers' batches, as timm's prefetcher wants them.
 
-    This is what timm's prefetcher iterates over. It knows nothing of those who know it: a cycle of references would let
-    python end the workers in an order that makes it wait for them.
+    It holds no reference to the loader or the prefetcher: with a reference cycle, Python would shut the workers down in
+    an order that makes it wait for them.
     """
 
     def __init__(
@@ -81,42 +72,41 @@ class _Source:
         self.epoch = 0
         self.start_batch = 0
         self.num_skipped = 0
-        self.waiting: deque[list[Optional[int]]] = deque()  # indices of batches that are on their way
+        self.waiting: deque[list[Optional[int]]] = deque()  # indices of prefetched batches
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         self.num_skipped = 0
         self.waiting.clear()
         for batch in self.loader:
-            self._look_at(batch)
+            self._check(batch)
             self.waiting.append(batch.indices)
             yield batch.images, batch.targets
 
     def filename(self, index: Optional[int]) -> str:
-        """The file of a sample, as far as the data set knows it."""
         dataset = self.loader.dataset.dataset
         return dataset.filename(index) if index is not None and hasattr(dataset, 'filename') else f'sample {index}'
 
-    def _look_at(self, batch: Batch) -> None:
-        """Tell what went wrong while the batch was read."""
+    def _check(self, batch: Batch) -> None:
+        """Raise, or log, what went wrong in a worker."""
         if batch.bad_target is not None:
             index, value = batch.bad_target
             raise UsageError(
                 f'Expected targets in [0, 1], or -1 for unknown, but got {value} for {self.filename(index)}.')
         for error in batch.errors:
             if not isinstance(error, BadImageError):
-                raise UsageError(str(error))  # another object: see above about cycles
+                raise UsageError(str(error))  # a new object: tracebacks hold references, see above
             if self.on_bad_image == 'raise':
                 raise BadImageError(error.path, error.reason)
             self.num_skipped += 1
             _logger.warning(f'Skipped {error.path}: {error.reason}')
-        if not batch.indices:  # leaving the batch out would give processes different numbers of steps
+        if not batch.indices:  # skipping the batch would give processes different numbers of steps
             raise UsageError(
-                f'Expected a readable image in each batch, but got a batch of {len(batch.errors)} that can not be '
-                f'read, such as {batch.errors[0].path}: mend or remove them (python -m timm_splicemix.data.check).')
+                f'None of the {len(batch.errors)} images of a batch can be read, such as {batch.errors[0].path}. '
+                'Repair or remove them; python -m timm_splicemix.check lists all.')
 
 
 class _SeededErasing:
-    """timm's random erasing of a batch on its device, drawn from the place of the batch in the run."""
+    """timm's random erasing of a batch on its device, seeded by (seed, rank, epoch, batch)."""
 
     def __init__(self, source: _Source, erasing: RandomErasing, device: torch.device):
         self.source = source
@@ -134,15 +124,9 @@ class _SeededErasing:
 
 
 class MultiLabelLoader:
-    """ Batches (images, targets) of a data set; made by `create_loader`.
+    """ Batches (images, targets) of a data set, created by `create_loader`.
 
-    While a batch is worked on, `indices` says which samples it holds and `filenames()` which files, so that an error
-    can name them.
-
-    Args:
-        source: Gives pairs (images, targets).
-        batches: Batch sampler behind the source, None if the data set is streamed.
-        prefetcher: Gives the same pairs on a device, None to leave them where they are.
+    `indices` and `filenames()` are the samples and files of the current batch, for error messages.
     """
 
     def __init__(self, source: _Source, batches: Optional[EpochBatches], prefetcher: Optional[PrefetchLoader]):
@@ -161,34 +145,26 @@ class MultiLabelLoader:
 
     @property
     def num_skipped(self) -> int:
-        """Images of this epoch that could not be read."""
+        """Unreadable images of this epoch."""
         return self._source.num_skipped
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        """ Say which epoch is next, and which of its batches comes first.
-
-        Args:
-            epoch: Number of the epoch.
-            start_batch: Number of batches to leave out, as they were trained on before.
-        """
+        """Set the next epoch, and the number of its batches to skip when resuming."""
         self._source.epoch, self._source.start_batch = epoch, start_batch
         if self.batches is not None:
             self.batches.set_epoch(epoch, start_batch)
-        elif isinstance(self.dataset, WdsDataset):
-            self.dataset.set_epoch(epoch, start_batch)
         elif start_batch:
             raise UsageError(
-                f'Expected to begin at batch 0 of a {type(self.dataset).__name__}, but got {start_batch}: '
-                'resume at the end of an epoch.')
+                f'A {type(self.dataset).__name__} cannot be resumed at batch {start_batch}. Resume from a checkpoint '
+                'at the end of an epoch.')
         elif hasattr(self.dataset, 'set_epoch'):
             self.dataset.set_epoch(epoch)
 
     def filenames(self) -> list[str]:
-        """Files of the batch that is worked on."""
         return [self._source.filename(index) for index in self.indices]
 
     def __len__(self) -> int:
-        return len(self._source.loader) - (self._source.start_batch if self.batches is None else 0)
+        return len(self._source.loader)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         source = self._source
@@ -200,7 +176,7 @@ class MultiLabelLoader:
             yield images, targets
         if source.num_skipped:
             _logger.warning(
-                f'{source.num_skipped} image(s) that could not be read were skipped in epoch {source.epoch}.')
+                f'{source.num_skipped} unreadable image(s) were skipped in epoch {source.epoch}.')
 
 
 def create_loader(
@@ -232,46 +208,46 @@ def create_loader(
 ) -> MultiLabelLoader:
     """ Create a loader, with the names and defaults of timm's function.
 
-    Order and transforms depend on (seed, epoch, index) alone, whatever the number of workers; call `set_epoch` before
-    each epoch. Processes get parts of their own as `torch.distributed` says.
+    Order and transforms depend on (seed, epoch, index) alone, for any number of workers. Call `set_epoch` before each
+    epoch.
 
     Args:
         dataset: The images; its `transform` is set here.
-        input_size: Size of an image, (channels, height, width) or one number.
-        batch_size: Size of a batch of one process.
+        input_size: Image size, (channels, height, width) or one number.
+        batch_size: Batch size per process.
         is_training: Shuffle, drop the last incomplete batch, transform at random.
         no_aug: Train without augmentation.
         re_prob: Probability of random erasing.
-        re_mode: What is erased is filled with, 'const', 'rand' or 'pixel'.
-        re_count: Number of areas erased.
+        re_mode: Fill of erased areas: 'const', 'rand' or 'pixel'.
+        re_count: Number of erased areas.
         re_split: Erase in the second half of the batch only.
-        num_aug_repeats: How often an image comes in a row, each time transformed anew; the epoch's length stays.
+        num_aug_repeats: Number of consecutive augmented copies of an image; the length of the epoch does not change.
         mean: Mean of the normalisation.
         std: Standard deviation of the normalisation.
-        num_workers: Processes that read images.
-        pin_memory: Read to memory that a GPU copies from fast.
-        img_dtype: Type of the images that a prefetcher gives.
-        device: Where a prefetcher puts batches.
-        use_prefetcher: Send uint8 images, and normalise and erase them on the device.
-        persistent_workers: Keep the processes from epoch to epoch.
+        num_workers: Number of worker processes.
+        pin_memory: Pin batches in memory.
+        img_dtype: Type of the images that the prefetcher returns.
+        device: Device of the prefetcher.
+        use_prefetcher: Send uint8 images to the device, and normalise and erase them there.
+        persistent_workers: Keep the worker processes between epochs.
         decoder: 'pil' or 'torchvision'.
-        on_bad_image: 'raise' an error or, in training, 'skip' images that can't be read, telling which and how many.
-        batch_copies: Batch augmentation: how often each image is in its batch, each time transformed anew. Batches have
-            batch_copies * batch_size images; their number stays. With 1.25, only the first quarter is there twice.
-        seed: Seed of everything that is drawn.
-        rank: Rank of this process, that of `torch.distributed` if None.
-        world_size: Number of processes, that of `torch.distributed` if None.
-        **transform_kwargs: What `create_transform` takes: `train_crop_mode`, `scale`, `hflip`, `crop_pct`, ...
+        on_bad_image: 'raise' an error for unreadable images or, in training, 'skip' and log them.
+        batch_copies: Batch augmentation: the number of augmented copies of each image in its batch, which grows to
+            batch_copies * batch_size images. With 1.25, the first quarter of the batch has a second copy.
+        seed: Seed of order, transforms and erasing.
+        rank: Rank of this process, by default that of `torch.distributed`.
+        world_size: Number of processes, by default that of `torch.distributed`.
+        **transform_kwargs: Arguments of `create_transform`: `train_crop_mode`, `scale`, `hflip`, `crop_pct`, ...
     """
     if on_bad_image not in ON_BAD_IMAGE:
         raise UsageError(f"Expected on_bad_image to be {' or '.join(ON_BAD_IMAGE)}, but got '{on_bad_image}'.")
     if on_bad_image == 'skip' and not is_training:
         raise UsageError(
-            "Expected on_bad_image 'raise' in evaluation, but got 'skip': "
-            'a result must be over all images; mend or remove the bad ones.')
-    left_out = sorted(set(transform_kwargs) - set(TRANSFORM_OPTIONS))
-    if left_out:
-        raise UsageError(f"Expected options that this loader has, but got {', '.join(left_out)}, see docs/data.md.")
+            "on_bad_image 'skip' is for training alone, as an evaluation must score all images. Repair or remove the "
+            'unreadable ones.')
+    unknown = sorted(set(transform_kwargs) - set(TRANSFORM_OPTIONS))
+    if unknown:
+        raise UsageError(f"Unknown options of the loader: {', '.join(unknown)}. See docs/data.md.")
     rank, world_size = distributed_place(rank, world_size)
     re_num_splits = 2 if re_split else 0
     dataset.transform = create_transform(
@@ -281,28 +257,27 @@ def create_loader(
         dataset.decoder = decoder
     elif decoder != 'pil':
         raise UsageError(
-            f"Expected decoder 'pil' for a data set of type {type(dataset).__name__}, but got '{decoder}'.")
+            f"A data set of type {type(dataset).__name__} supports decoder 'pil' only, but got '{decoder}'.")
 
     kwargs = {
         'num_workers': num_workers,
         'collate_fn': fast_collate,
         'pin_memory': pin_memory,
         'persistent_workers': persistent_workers and num_workers > 0,
-        'generator': torch.Generator(),  # of seeds that nothing here uses; the global one is left alone
+        'generator': torch.Generator(),  # keeps the DataLoader from drawing from the global one
     }
     if isinstance(dataset, torch.utils.data.IterableDataset):
-        if num_aug_repeats:
-            raise UsageError('Expected num_aug_repeats 0 for a data set that is streamed, but got a number.')
-        if batch_copies != 1:
-            raise UsageError(f'Expected batch_copies 1 for a data set that is streamed, but got {batch_copies}.')
+        if num_aug_repeats or batch_copies != 1:
+            raise UsageError(
+                'num_aug_repeats and batch_copies need a data set with random access, but got one of type '
+                f'{type(dataset).__name__}.')
         batches = None
-        if isinstance(dataset, WdsDataset):
-            dataset.set_batches(batch_size, is_training, seed, rank, world_size)
         loader = torch.utils.data.DataLoader(
             _Stream(dataset), batch_size=batch_size, drop_last=is_training, **kwargs)
     else:
         batches = EpochBatches(
-            len(dataset), batch_size, is_training, seed, num_aug_repeats, rank, world_size, batch_copies)
+            len(dataset), batch_size, is_training, seed, num_aug_repeats, rank, world_size, batch_copies,
+            epoch_order=getattr(getattr(dataset, 'reader', None), 'epoch_order', None))
         loader = torch.utils.data.DataLoader(_Samples(dataset, seed), batch_sampler=batches, **kwargs)
 
     source = _Source(loader, on_bad_image, seed, rank)

@@ -1,4 +1,4 @@
-""" Randomness of a sample that depends on (seed, epoch, index) alone """
+""" Random draws of a sample that depend on (seed, epoch, index) alone """
 import contextlib
 import hashlib
 import random
@@ -9,18 +9,14 @@ import torch
 
 
 def mix_seeds(*counters: int) -> int:
-    """One 32-bit seed from several counters, such that neighbouring ones have nothing in common."""
+    """Hash counters to a 32-bit seed, so that neighbouring counters give unrelated seeds."""
     text = ' '.join(str(int(counter)) for counter in counters)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), 'little')
 
 
 @contextlib.contextmanager
 def seeded(*counters: int) -> Iterator[None]:
-    """ Draw from python's, numpy's and torch's generators as the counters say, and leave them as they were.
-
-    Args:
-        *counters: Such as seed, epoch and index of a sample.
-    """
+    """Seed the generators of python, numpy and torch (CPU) with `mix_seeds`, and restore their states afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     seed = mix_seeds(*counters)
     random.seed(seed)

@@ -1,25 +1,25 @@
-""" Names of splits: timm's, and those that data sets give them """
+""" Names of splits: those of timm, and those of data sets """
 
 TRAIN = ('train', 'training')
 VALIDATION = ('val', 'valid', 'validation', 'eval', 'evaluation')
 
 
 def is_training_split(split: str) -> bool:
-    """Whether a split is one to train on, by its name: train, training, trainval, train2014, ..."""
+    """Whether the name is that of a training split: train, training, trainval, train2014, ..."""
     return split.startswith('train')
 
 
 def own_split(split: str) -> str:
-    """The name that most data sets give to a split that timm calls 'train' or 'validation'."""
+    """Translate timm's 'train' and 'validation' to the names that most data sets use."""
     if split in TRAIN:
         return 'train'
     return 'val' if split in VALIDATION else split
 
 
 def split_names(split: str) -> tuple[str, ...]:
-    """ The names under which a data set may have a split, in the order in which to look for them.
+    """ Names under which a data set may have a split, in the order of preference.
 
-    What validates may be called test, but what is asked for as test is never validation.
+    A validation split may be called test, but test never means validation.
     """
     others = TRAIN if split in TRAIN else (*VALIDATION, 'test') if split in VALIDATION else ()
     return tuple(dict.fromkeys((split, *others)))

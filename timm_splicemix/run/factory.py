@@ -13,7 +13,6 @@ from ..args.ours import LOSS_PARAMETERS, losses_with
 from ..data import (
     MultiLabelDataset,
     MultiLabelLoader,
-    WdsDataset,
     check_same_classes,
     create_dataset,
     create_loader,
@@ -123,7 +122,7 @@ def check_image_mode(mode: str, in_chans: int) -> None:
 
 def is_multi_label(dataset: torch.utils.data.Dataset) -> bool:
     """Return True if targets are multi-hot, False if they are class indices."""
-    return isinstance(dataset, (MultiLabelDataset, WdsDataset))
+    return isinstance(dataset, MultiLabelDataset)
 
 
 def create_step(args: argparse.Namespace, device: torch.device, log_interval: int, **options: Any) -> Step:

@@ -1,24 +1,27 @@
-""" What every reader of multi-label data shares: files, multi-hot targets, class names """
+""" Base class of the multi-label readers, and checks that they share """
 import difflib
 import os
 from pathlib import Path
-from typing import BinaryIO, Sequence, Union
+from typing import BinaryIO, Callable, Optional, Sequence, Union
 
 import torch
 from timm.data.readers.reader import Reader
 
 from ...errors import UsageError
+from ...files import open_regular
 
 
 class MultiLabelReader(Reader):
-    """ Images on disk with multi-hot targets.
+    """ Image files with multi-hot targets.
 
     Args:
         paths: Path of each image.
         targets: (N, classes) int8: 1 present, 0 absent, -1 unknown.
         class_names: Name of each class.
-        root: What paths are relative to when they are shown.
+        root: Folder that displayed file names are relative to.
     """
+    # Order of the training samples of an epoch as a function of (seed, epoch), where reads should be local
+    epoch_order: Optional[Callable[[int, int], torch.Tensor]] = None
 
     def __init__(
             self,
@@ -28,23 +31,30 @@ class MultiLabelReader(Reader):
             root: Union[str, Path],
     ):
         super().__init__()
-        self.root = str(root)
+        self._set_classes(class_names, root)
         self.paths = [str(path) for path in paths]
         self.targets = targets
-        self.class_names = list(class_names)
-        self.class_to_idx = {name: index for index, name in enumerate(self.class_names)}
         shape = (len(self.paths), len(self.class_names))
         if targets.shape != shape:
             raise UsageError(f'Expected targets of shape {shape}, but got {tuple(targets.shape)}.')
+
+    def _set_classes(self, class_names: Sequence[str], root: Union[str, Path]) -> None:
+        self.root = str(root)
+        self.class_names = list(class_names)
+        self.class_to_idx = {name: index for index, name in enumerate(self.class_names)}
         if len(self.class_to_idx) != len(self.class_names):
-            double = next(name for name in self.class_names if self.class_names.count(name) > 1)
-            raise UsageError(f"Expected each class once, but got '{double}' twice.")
+            duplicate = next(name for name in self.class_names if self.class_names.count(name) > 1)
+            raise UsageError(f"Duplicate class '{duplicate}' in {root}: class names must be unique.")
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[BinaryIO, torch.Tensor]:
-        return open(self.paths[index], 'rb'), self.targets[index].float()
+        return open_regular(self.paths[index]), self.targets[index].float()
+
+    def locations(self) -> set[str]:
+        """Where each image is stored, to find images that two splits share."""
+        return set(map(os.path.abspath, self.paths))
 
     def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
         path = self.paths[index]
@@ -54,52 +64,42 @@ class MultiLabelReader(Reader):
 
 
 def class_index(label: str, class_to_idx: dict[str, int], where: str) -> int:
-    """ The index of a class that a file names.
-
-    Args:
-        label: Name of the class.
-        class_to_idx: Index of each known class.
-        where: File and line, for the error.
-    """
+    """Index of a class; `where` is the file and line of the label, for the error."""
     index = class_to_idx.get(label)
     if index is None:
         near = difflib.get_close_matches(label, class_to_idx, n=1, cutoff=0.)
-        hint = f", of which '{near[0]}' is the nearest" if near else ''
-        raise UsageError(
-            f"Expected one of the {len(class_to_idx)} classes{hint}, but got the label '{label}' in {where}.")
+        hint = f"; did you mean '{near[0]}'?" if near else '.'
+        raise UsageError(f"Label '{label}' in {where} is not one of the {len(class_to_idx)} classes{hint}")
     return index
 
 
 def check_unique(paths: Sequence[str], where: str) -> None:
-    """ Refuse a list in which an image stands twice.
-
-    Args:
-        paths: Path of each image.
-        where: The file that lists them, for the error.
-    """
+    """Raise an error if the file `where` lists an image more than once."""
     seen = set()
     for path in paths:
         if path in seen:
-            raise UsageError(f'Expected each image once, but got {path} twice in {where}: merge its rows.')
+            raise UsageError(f'{where} lists {path} more than once. Merge its rows.')
         seen.add(path)
 
 
-def check_files_exist(paths: Sequence[str], where: str) -> None:
-    """ Refuse a list with images that are not there, by looking into each folder once.
+class Folders:
+    """File names of folders, each of which is listed once."""
 
-    Args:
-        paths: Path of each image.
-        where: What lists them, for the error.
-    """
-    folders: dict[str, set[str]] = {}
-    missing = []
-    for path in paths:
+    def __init__(self):
+        self._names: dict[str, set[str]] = {}
+
+    def has(self, path: str) -> bool:
         folder, name = os.path.split(path)
-        if folder not in folders:
-            folders[folder] = set(os.listdir(folder or '.')) if os.path.isdir(folder or '.') else set()
-        if name not in folders[folder]:
-            missing.append(path)
+        if folder not in self._names:
+            self._names[folder] = set(os.listdir(folder or '.')) if os.path.isdir(folder or '.') else set()
+        return name in self._names[folder]
+
+
+def check_files_exist(paths: Sequence[str], where: str) -> None:
+    """Raise an error if images that `where` lists are missing."""
+    folders = Folders()
+    missing = [path for path in paths if not folders.has(path)]
     if missing:
         raise UsageError(
-            f'Expected the {len(paths)} images listed in {where}, but got {missing[0]}'
-            f'{f" and {len(missing) - 1} more" if len(missing) > 1 else ""}, which are not there.')
+            f'{len(missing)} of the {len(paths)} images listed in {where} are missing, such as {missing[0]}. Check the '
+            'folder of the images (--data-dir).')

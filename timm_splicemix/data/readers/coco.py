@@ -17,16 +17,14 @@ CLASS_ORDERS = ('id', 'name')
 
 
 class ReaderCoco(MultiLabelReader):
-    """ Images that are listed, and labelled by the objects in them, in an `instances_*.json`.
-
-    Crowds count as objects.
+    """ Images and the classes of their objects, from an `instances_*.json`. Crowds count as objects.
 
     Args:
         images: Folder of the images.
         annotations: The JSON file.
         class_order: Order of the classes, by category 'id' or by 'name'.
-        keep_unlabelled: Keep images without any object.
-        images_must_exist: Refuse a list with images that are not there.
+        keep_unlabelled: Keep images without objects.
+        images_must_exist: Raise an error for listed images that are missing.
     """
 
     def __init__(
@@ -52,8 +50,8 @@ class ReaderCoco(MultiLabelReader):
                 column = class_of.get(annotation['category_id'])
                 if column is None:
                     raise UsageError(
-                        f"Expected the id of one of the {len(categories)} categories, but got "
-                        f"{annotation['category_id']} in annotation {annotation['id']} of {annotations}.")
+                        f"Annotation {annotation['id']} of {annotations} has category_id {annotation['category_id']}, "
+                        f'which is none of its {len(categories)} categories.')
                 targets[row, column] = 1
                 areas.append((row, column, _area(annotation)))
         paths = [str(Path(images) / coco.imgs[image_id]['file_name']) for image_id in image_ids]
@@ -67,39 +65,37 @@ class ReaderCoco(MultiLabelReader):
 
 def _load(annotations: Path) -> COCO:
     if not annotations.is_file():
-        raise UsageError(f'Expected an annotation file, but got {annotations}, which does not exist.')
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools tells its progress to the standard output
+        raise UsageError(f'Annotation file {annotations} does not exist.')
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         try:
             coco = COCO(str(annotations))
         except (json.JSONDecodeError, UnicodeDecodeError, AssertionError, KeyError, TypeError) as error:
-            raise UsageError(f'Expected annotations in COCO format, but got {annotations}: {error!r}') from error
+            raise UsageError(f'{annotations} is not in COCO format: {error!r}') from error
     for part in ('images', 'annotations', 'categories'):
         if part not in coco.dataset:
-            raise UsageError(f"Expected annotations in COCO format, but got {annotations} without '{part}'.")
+            raise UsageError(f"{annotations} is not in COCO format: '{part}' is missing.")
     return coco
 
 
 def _check_consistent(coco: COCO, annotations: Union[str, Path]) -> None:
-    """Refuse what pycocotools would pass over in silence, losing images or labels."""
+    """Raise errors for what pycocotools would ignore, losing images or labels."""
     for part, key in (('images', 'file_name'), ('categories', 'name')):
         entries = coco.dataset[part]
         lacking = next((entry for entry in entries if key not in entry), None)
         if lacking is not None:
-            raise UsageError(f"Expected a {key} for each of the {part}, but got {lacking} in {annotations}.")
+            raise UsageError(f"An entry of '{part}' in {annotations} has no {key}: {lacking}.")
         counts = Counter(entry['id'] for entry in entries)
         double = next((number for number, count in counts.items() if count > 1), None)
         if double is not None:
-            raise UsageError(
-                f'Expected an id of its own for each of the {part}, but got {double} twice in {annotations}.')
+            raise UsageError(f"Two entries of '{part}' in {annotations} have the id {double}.")
     lost = next((entry for entry in coco.dataset['annotations'] if entry['image_id'] not in coco.imgs), None)
     if lost is not None:
         raise UsageError(
-            f"Expected annotations of the images that are listed, but got annotation {lost['id']} of image "
-            f"{lost['image_id']} in {annotations}.")
+            f"Annotation {lost['id']} of {annotations} is of image {lost['image_id']}, which the file does not list.")
 
 
 def _area(annotation: dict[str, Any]) -> float:
-    """Area of an object in pixels, that of its box if the file does not say, NaN without a box."""
+    """Area of an object in pixels: as given, or that of its box, or NaN without a box."""
     if 'area' in annotation:
         return float(annotation['area'])
     _, _, width, height = annotation.get('bbox') or (math.nan,) * 4
@@ -107,28 +103,17 @@ def _area(annotation: dict[str, Any]) -> float:
 
 
 def find_coco(root: Union[str, Path], split: str, year: Optional[str]) -> tuple[Path, Path]:
-    """ Where COCO keeps the images and the annotations of a split.
-
-    Args:
-        root: Folder with annotations/ and a folder of images for each split.
-        split: Own name of the split, such as train or val.
-        year: Year that official names end in, None for other data sets.
-    """
+    """Image folder and annotation file of a split; `year` is that of the official names, None for other data sets."""
     name = f'{split}{year or ""}'
     file = Path(root) / 'annotations' / f'instances_{name}.json'
     if not file.is_file():
         there = ', '.join(sorted(path.name for path in file.parent.glob('instances_*.json'))) or 'no such file'
-        raise UsageError(f'Expected {file}, but got {there} in {file.parent}: name another split or annotation file.')
+        raise UsageError(f'{file} does not exist; found {there}. Set another split or annotation file.')
     return Path(root) / name, file
 
 
 def find_images(root: Union[str, Path], annotations: Union[str, Path]) -> Path:
-    """ The folder of the images of an annotation file: that of the same name, images/, or the root itself.
-
-    Args:
-        root: Folder of the data set.
-        annotations: Its annotation file.
-    """
+    """Image folder of an annotation file: the one of the same name, images/, or the root itself."""
     name = Path(annotations).stem.removeprefix('instances_')
     candidates = [Path(root) / name, Path(root) / 'images' / name, Path(root) / 'images', Path(root)]
     return next((candidate for candidate in candidates if candidate.is_dir()), Path(root))

@@ -1,5 +1,6 @@
-""" Data sets in a CSV or TSV file: one column of labels, or a column of 0, 1 and -1 per class """
+""" CSV and TSV files with one column of labels, or with a column of 0, 1 and -1 per class """
 import csv
+import io
 import logging
 import os
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import NamedTuple, Optional, Sequence, Union
 import torch
 
 from ...errors import UsageError
+from ...files import open_regular
 from ..splits import TRAIN, VALIDATION, split_names
 from .base import (
+    Folders,
     MultiLabelReader,
     check_files_exist,
     check_unique,
@@ -26,15 +29,10 @@ _EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
 
 
 def find_csv(root: Union[str, Path], split: str, split_column: Optional[str] = None) -> Path:
-    """ The file that labels a split: its own (train.csv, val.tsv, ...), or else the one of all splits.
+    """ Find the file of a split: its own (train.csv, val.tsv, ...), or the one of all splits.
 
-    The latter is the only file there, or labels.csv, or annotations.csv, and must have a column of splits: without it,
-    training and validation would get the same images.
-
-    Args:
-        root: Folder to look into.
-        split: Split, by its own name or timm's.
-        split_column: Column of splits, where its name is none of the usual ones.
+    The latter is the only file in root, or labels.csv, or annotations.csv, and must have a column of splits: without
+    it, training and validation would use the same images.
     """
     root = Path(root)
     there = sorted(root.iterdir()) if root.is_dir() else []
@@ -49,32 +47,32 @@ def find_csv(root: Union[str, Path], split: str, split_column: Optional[str] = N
         shared = [file for file in files.values() if file.stem.lower() not in (*TRAIN, *VALIDATION, 'test')]
     if not shared:
         listed = ', '.join(file.name for file in files.values()) or 'no .csv or .tsv file'
-        raise UsageError(f'Expected {split}.csv or one file for all splits in {root}, but got {listed}.')
+        raise UsageError(f'Expected {split}.csv or one file of all splits in {root}, but got {listed}.')
     table = _read_table(shared[0])
     if table.find_split(split_column, split) is None:
         raise UsageError(
-            f"Expected a column of splits in {shared[0]}, to find '{split}', but got the columns {table.listing}: name "
-            'it by --csv-split-column, or write a file for each split (train.csv, val.csv).')
+            f"{shared[0]} has no column of splits to find '{split}'. Its columns: {table.listing}. Set "
+            '--csv-split-column, or write a file for each split (train.csv, val.csv).')
     return shared[0]
 
 
 class ReaderCsv(MultiLabelReader):
-    """ Images that are listed and labelled in a CSV (or, by its suffix, TSV) file with a header.
+    """ Images and labels of a CSV (or, by its suffix, TSV) file with a header.
 
     Labels are either in one column (`cat;dog`; an empty cell is no label) or in one column per class (1 present, 0
-    absent, -1 unknown). Columns are recognised by their names. Classes that aren't given are the columns in their
-    order, or all labels of the file, whatever their split, sorted.
+    absent, -1 unknown). Columns are recognised by their names. Without class_names, the classes are the columns in
+    their order, or the sorted labels of the whole file, whatever their split.
 
     Args:
-        root: Folder that the images are relative to; names without extension get the one that is there.
+        root: Folder that the images are relative to; names without an extension get that of the existing file.
         file: The file.
-        split: Rows to keep, where there is a column of splits; None keeps all.
-        class_names: Name of each class. Labels may then be indices, and only these columns of classes count.
+        split: Rows to keep if there is a column of splits; None keeps all.
+        class_names: Name of each class. Labels may then be indices, and other columns of classes are ignored.
         image_column: Column of the images.
         label_column: Column of the labels.
         split_column: Column of the splits.
-        label_delimiter: What separates labels; None is the first of ; | , and space that occurs.
-        images_must_exist: Refuse a file with images which are not there.
+        label_delimiter: Separator of labels; None is the first of ; | , and space that occurs.
+        images_must_exist: Raise an error for listed images that are missing.
     """
 
     def __init__(
@@ -92,9 +90,7 @@ class ReaderCsv(MultiLabelReader):
         table = _read_table(Path(file))
         image = table.find(image_column, _IMAGE_COLUMNS, '--csv-image-column')
         if image is None:
-            raise UsageError(
-                f'Expected a column of images in {file}, but got the columns {table.listing}: name it by '
-                '--csv-image-column.')
+            raise UsageError(f'{file} has no column of images. Its columns: {table.listing}. Set --csv-image-column.')
         part = table.find_split(split_column, split)
         if label_delimiter == '':
             raise UsageError("Expected --csv-delimiter to be a character, but got ''.")
@@ -103,8 +99,8 @@ class ReaderCsv(MultiLabelReader):
             class_names, targets = _read_labels(table, label, label_delimiter, class_names)
         elif label_delimiter is not None:
             raise UsageError(
-                f"Expected a column of labels to separate at '{label_delimiter}' in {file}, but got the columns "
-                f'{table.listing}: name it by --csv-label-column, or leave --csv-delimiter out.')
+                f"{file} has no column of labels to split at '{label_delimiter}'. Its columns: {table.listing}. Set "
+                '--csv-label-column, or leave --csv-delimiter out.')
         else:
             columns = [
                 column for column, name in enumerate(table.columns)
@@ -114,7 +110,7 @@ class ReaderCsv(MultiLabelReader):
         kept = _rows_of_split(table, part, split)
         for row in kept:
             if not table.rows[row][image]:
-                raise UsageError(f'Expected an image in each row, but got none in {table.where(row)}.')
+                raise UsageError(f'{table.where(row)} has no image.')
         paths = _complete([os.path.normpath(os.path.join(root, table.rows[row][image])) for row in kept])
         check_unique(paths, str(file))
         if images_must_exist:
@@ -137,18 +133,16 @@ class _Table(NamedTuple):
         return f'{self.file}:{self.lines[row]}'
 
     def find(self, given: Optional[str], usual: Sequence[str], flag: str) -> Optional[int]:
-        """Index of the column that is given, or else of the first usual one."""
+        """Index of the given column, or else of the first usual one."""
         if given is not None:
             if given not in self.columns:
-                raise UsageError(
-                    f"Expected {flag} to name a column of {self.file} ({self.listing}), but got '{given}'.")
+                raise UsageError(f"{self.file} has no column '{given}' ({flag}). Its columns: {self.listing}.")
             return self.columns.index(given)
         lower = [column.lower() for column in self.columns]
         return next((lower.index(name) for name in usual if name in lower), None)
 
-
     def find_split(self, given: Optional[str], split: Optional[str] = None) -> Optional[int]:
-        """Index of the column of splits: the one that is given, or a usual one whose values are names of splits."""
+        """Index of the column of splits: the given one, or a usual one whose values are names of splits."""
         column = self.find(given, _SPLIT_COLUMNS, '--csv-split-column')
         if column is None or given is not None:
             return column
@@ -157,32 +151,32 @@ class _Table(NamedTuple):
 
 
 def _read_table(file: Path) -> _Table:
-    if not file.is_file():
-        raise UsageError(f'Expected a file of labels, but got {file}, which does not exist.')
     lines, rows = [], []
-    with file.open(newline='', encoding='utf-8-sig') as stream:
-        reader = csv.reader(stream, delimiter='\t' if file.suffix.lower() == '.tsv' else ',', strict=True)
-        try:
+    try:
+        with io.TextIOWrapper(open_regular(file), encoding='utf-8-sig', newline='') as stream:
+            reader = csv.reader(stream, delimiter='\t' if file.suffix.lower() == '.tsv' else ',', strict=True)
             for fields in reader:
                 cells = [field.strip() for field in fields]
                 if not any(cells):
                     continue
                 if rows and len(cells) != len(rows[0]):
                     raise UsageError(
-                        f'Expected {len(rows[0])} fields, as in the header, but got {len(cells)} in '
-                        f'{file}:{reader.line_num}: put quotes around a field that holds the separator.')
+                        f'Expected {len(rows[0])} fields as in the header in {file}:{reader.line_num}, but got '
+                        f'{len(cells)}. Quote fields that contain the separator.')
                 lines.append(reader.line_num)
                 rows.append(cells)
-        except csv.Error as error:
-            raise UsageError(f'Expected a CSV file, but got {file}:{reader.line_num}: {error}.') from error
-        except UnicodeDecodeError as error:
-            raise UsageError(f'Expected a file in UTF-8, but got {file}: {error}.') from error
+    except csv.Error as error:
+        raise UsageError(f'Invalid CSV in {file}:{reader.line_num}: {error}.') from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f'{file} is not UTF-8 text: {error}.') from error
+    except OSError as error:
+        raise UsageError(f'Cannot read {file}: {error.strerror or error}.') from error
     if len(rows) < 2:
-        raise UsageError(f'Expected a header and rows, but got {file} with {"a header only" if rows else "nothing"}.')
+        raise UsageError(f'Expected a header and rows in {file}, but got {"a header only" if rows else "nothing"}.')
     columns = rows[0]
-    double = next((name for name in columns if name and columns.count(name) > 1), None)
-    if double is not None:
-        raise UsageError(f"Expected each column once, but got '{double}' twice in {file}.")
+    duplicate = next((name for name in columns if name and columns.count(name) > 1), None)
+    if duplicate is not None:
+        raise UsageError(f"{file} has two columns '{duplicate}'.")
     return _Table(file, columns, lines[1:], rows[1:])
 
 
@@ -192,13 +186,13 @@ def _read_labels(
         delimiter: Optional[str],
         class_names: Optional[Sequence[str]],
 ) -> tuple[list[str], torch.Tensor]:
-    """Class names and (N, classes) targets out of one column."""
-    whole = set(class_names or ())  # a name that is known isn't cut: 'dining table' has a space
+    """Class names and (N, classes) targets of one column of labels."""
+    whole = set(class_names or ())  # known names are not split: 'dining table' has a space
     cells = [row[column] for row in table.rows]
     if delimiter is None:
         delimiter = next((d for d in _DELIMITERS if any(d in cell for cell in cells if cell not in whole)), None)
         if delimiter == ' ':
-            _logger.warning(f'Labels of {table.file} are cut at spaces; name what separates them by --csv-delimiter.')
+            _logger.warning(f'Labels of {table.file} are split at spaces. Set --csv-delimiter if that is wrong.')
     labels = []
     for cell in cells:
         parts = [cell] if delimiter is None or cell in whole else cell.split(delimiter)
@@ -209,22 +203,22 @@ def _read_labels(
         class_names = sorted(distinct, key=(lambda label: (int(label), label)) if integers else None)
         if not class_names:
             raise UsageError(
-                f"Expected labels in column '{table.columns[column]}' of {table.file}, but got none: name another "
-                'one by --csv-label-column, or the classes by --class-map.')
+                f"Column '{table.columns[column]}' of {table.file} has no labels. Set --csv-label-column to another "
+                'column, or --class-map to the classes.')
     class_to_idx = {name: index for index, name in enumerate(class_names)}
     if integers and not distinct <= class_to_idx.keys():
         class_to_idx = {label: int(label) for label in distinct}
 
-    cut = '' if delimiter is None else f"; labels are cut at '{delimiter}', or at --csv-delimiter"
-    way_out = f'--class-map gives the classes{cut}'
+    separated = '' if delimiter is None else f"; labels are split at '{delimiter}', see --csv-delimiter"
+    hint = f'--class-map lists the classes{separated}'
     targets = torch.zeros(len(labels), len(class_names), dtype=torch.int8)
     for row, row_labels in enumerate(labels):
         for label in row_labels:
-            index = class_index(label, class_to_idx, f'{table.where(row)} ({way_out})')
+            index = class_index(label, class_to_idx, f'{table.where(row)} ({hint})')
             if index >= len(class_names):
                 raise UsageError(
-                    f'Expected indices of the {len(class_names)} classes of --class-map, 0 to {len(class_names) - 1}, '
-                    f'but got {label} in {table.where(row)}.')
+                    f'Expected class indices 0 to {len(class_names) - 1} (--class-map) in {table.where(row)}, but got '
+                    f'{label}.')
             targets[row, index] = 1
     return list(class_names), targets
 
@@ -234,20 +228,20 @@ def _read_class_columns(
         columns: Sequence[int],
         class_names: Optional[Sequence[str]],
 ) -> tuple[list[str], torch.Tensor]:
-    """Class names and (N, classes) targets out of a column per class."""
+    """Class names and (N, classes) targets of one column per class."""
     if class_names is not None:
         names = {table.columns[column]: column for column in columns}
         missing = [name for name in class_names if name not in names]
         if missing:
             raise UsageError(
-                f"Expected a column for each class of --class-map in {table.file}, but got none for '{missing[0]}' "
-                f'among {table.listing}: correct it, or name the column of labels by --csv-label-column.')
+                f"{table.file} has no column for class '{missing[0]}' of --class-map. Its columns: {table.listing}. "
+                'Correct the class, or set --csv-label-column to a column of labels.')
         columns = [names[name] for name in class_names]
-    columns = [column for column in columns if table.columns[column]]  # one without a name is an index, no class
+    columns = [column for column in columns if table.columns[column]]  # a column without a name is an index
     if not columns:
         raise UsageError(
-            f'Expected a column of labels or columns of classes in {table.file}, but got the columns {table.listing}: '
-            'name the former by --csv-label-column.')
+            f'{table.file} has neither a column of labels nor columns of classes. Its columns: {table.listing}. Set '
+            '--csv-label-column.')
     targets = torch.empty(len(table.rows), len(columns), dtype=torch.int8)
     for row, cells in enumerate(table.rows):
         values = [_VALUES.get(cells[column]) for column in columns]
@@ -255,9 +249,9 @@ def _read_class_columns(
             column = columns[values.index(None)]
             got = f"'{cells[column]}'" if cells[column] else 'nothing'
             raise UsageError(
-                f"Expected 1 (present), 0 (absent) or -1 (unknown) in column '{table.columns[column]}', but got {got} "
-                f'in {table.where(row)}: name a column of labels by --csv-label-column, or the columns of classes by '
-                '--class-map.')
+                f"Expected 1 (present), 0 (absent) or -1 (unknown) in column '{table.columns[column]}' of "
+                f'{table.where(row)}, but got {got}. Set --csv-label-column to a column of labels, or --class-map to '
+                'the columns of classes.')
         targets[row] = torch.tensor(values, dtype=torch.int8)
     return [table.columns[column] for column in columns], targets
 
@@ -270,21 +264,18 @@ def _rows_of_split(table: _Table, column: Optional[int], split: Optional[str]) -
     if name is None:
         there = ', '.join(sorted({row[column] for row in table.rows}))
         raise UsageError(
-            f"Expected a split of column '{table.columns[column]}' of {table.file} ({there}), but got '{split}': name "
-            'another column by --csv-split-column.')
+            f"Column '{table.columns[column]}' of {table.file} has no split '{split}'. Its splits: {there}. Set "
+            '--csv-split-column to another column.')
     return [row for row, value in enumerate(values) if value == name]
 
 
 def _complete(paths: Sequence[str]) -> list[str]:
-    """Add the extension that is there to names without one."""
-    folders: dict[str, set[str]] = {}
+    """Add the extension of the existing file to names without one."""
+    folders = Folders()
     completed = []
     for path in paths:
-        folder, name = os.path.split(path)
-        if os.path.splitext(name)[1].lower() not in _EXTENSIONS:
-            if folder not in folders:
-                folders[folder] = set(os.listdir(folder or '.')) if os.path.isdir(folder or '.') else set()
-            candidates = (name, *(name + e for ext in _EXTENSIONS for e in (ext, ext.upper())))
-            name = next((candidate for candidate in candidates if candidate in folders[folder]), name)
-        completed.append(os.path.join(folder, name))
+        if os.path.splitext(path)[1].lower() not in _EXTENSIONS:
+            candidates = (path, *(path + e for ext in _EXTENSIONS for e in (ext, ext.upper())))
+            path = next(filter(folders.has, candidates), path)
+        completed.append(path)
     return completed

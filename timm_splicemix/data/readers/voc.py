@@ -1,4 +1,4 @@
-""" PASCAL VOC 2007 and 2012 in the folders they are published in """
+""" PASCAL VOC 2007 and 2012 """
 import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -7,19 +7,13 @@ from typing import Optional, Union
 import torch
 
 from ...errors import UsageError
+from ...files import open_regular, read_text
 from ..splits import TRAIN, VALIDATION
-from .base import (
-    MultiLabelReader,
-    check_files_exist,
-    check_unique,
-    class_index,
-)
+from .base import MultiLabelReader, check_files_exist, check_unique, class_index
 
 VOC_CLASSES = (
     'aeroplane', 'bicycle', 'bird', 'boat', 'bottle', 'bus', 'car', 'cat', 'chair', 'cow', 'diningtable', 'dog',
     'horse', 'motorbike', 'person', 'pottedplant', 'sheep', 'sofa', 'train', 'tvmonitor')
-
-
 DIFFICULT = {'ignore': -1, 'positive': 1, 'negative': 0}  # target of each policy
 _TRAIN_AND_VALIDATION = {'2007': ('trainval', 'test'), '2012': ('train', 'val')}
 
@@ -27,14 +21,9 @@ _TRAIN_AND_VALIDATION = {'2007': ('trainval', 'test'), '2012': ('train', 'val')}
 def voc_split(split: str, year: str) -> str:
     """ VOC's own name of a split.
 
-    'train' is timm's name of what is trained on, which is trainval in VOC 2007 (5,011 images, tested on 4,952) and
-    train in VOC 2012; 'training' is the same. 'validation', 'eval' and 'evaluation' are test in 2007 and val in 2012.
-    'train-only' is the split that VOC itself calls train. All other names (trainval, val, test) are VOC's own already,
-    so 'val' is VOC's val in 2007 too.
-
-    Args:
-        split: Name of timm's or VOC's.
-        year: '2007' or '2012'.
+    timm's 'train' (and 'training') is trainval in VOC 2007 (5,011 images, tested on 4,952) and train in VOC 2012.
+    'validation', 'eval' and 'evaluation' are test in 2007 and val in 2012. 'train-only' is VOC's own train. All other
+    names (trainval, val, test) are VOC's own, so 'val' is VOC's val in 2007 too.
     """
     _check_year(year)
     train, validation = _TRAIN_AND_VALIDATION[year]
@@ -46,16 +35,16 @@ def voc_split(split: str, year: str) -> str:
 
 
 class ReaderVoc(MultiLabelReader):
-    """ Images of a split of VOC, labelled by the class files in ImageSets/Main, or else by the XML in Annotations.
+    """ Images of a split of VOC, with labels from the class files in ImageSets/Main or the XML files in Annotations.
 
-    A class is difficult in an image if all its objects there are marked so.
+    A class is difficult in an image if all its objects there are difficult.
 
     Args:
         root: VOC2007 (or VOC2012), VOCdevkit, or the folder that contains VOCdevkit.
         year: '2007' or '2012'.
         split: VOC's own name (train, val, trainval or test); `voc_split` gives it for timm's names.
-        difficult: Target of classes that are difficult: 'negative' 0, 'positive' 1, 'ignore' -1.
-        images_must_exist: Refuse a split that lists images which are not there.
+        difficult: Target of difficult classes: 'negative' 0, 'positive' 1, 'ignore' -1.
+        images_must_exist: Raise an error for listed images that are missing.
     """
 
     def __init__(
@@ -68,13 +57,12 @@ class ReaderVoc(MultiLabelReader):
     ):
         _check_year(year)
         if difficult not in DIFFICULT:
-            raise UsageError(f"Expected difficult to be among {', '.join(DIFFICULT)}, but got '{difficult}'.")
+            raise UsageError(f"Expected difficult to be one of {', '.join(DIFFICULT)}, but got '{difficult}'.")
         folder = _find_folder(Path(root), year)
         main = folder / 'ImageSets' / 'Main'
         splits = _splits(main)
         if split not in splits:
-            there = ', '.join(splits) or 'none'
-            raise UsageError(f"Expected a split of VOC {year} in {main} ({there} there), but got '{split}'.")
+            raise UsageError(f"VOC {year} in {main} has no split '{split}'. Its splits: {', '.join(splits) or 'none'}.")
 
         list_file = main / f'{split}.txt'
         image_ids = _read_image_ids(list_file) if list_file.is_file() else None
@@ -111,7 +99,7 @@ def _find_folder(root: Path, year: str) -> Path:
         if (place / 'ImageSets' / 'Main').is_dir():
             return place
     looked = ', '.join(str(place) for place in places)
-    raise UsageError(f'Expected {name} with ImageSets/Main in it, but got {root}, which has none: looked at {looked}.')
+    raise UsageError(f'{root} has no {name} with ImageSets/Main. Searched: {looked}.')
 
 
 def _class_files(main: Path, split: str) -> list[Path]:
@@ -119,7 +107,7 @@ def _class_files(main: Path, split: str) -> list[Path]:
 
 
 def _splits(main: Path) -> list[str]:
-    """The splits with a list of images or with all class files; train_val.txt is class train in split val."""
+    """Splits with a list of images or all class files; train_val.txt is class train in split val."""
     stems = [file.stem for file in main.glob('*.txt')]
     parts = [stem.partition('_') for stem in stems]
     listed = {stem for stem, (name, _, split) in zip(stems, parts) if not (split and name in VOC_CLASSES)}
@@ -128,17 +116,16 @@ def _splits(main: Path) -> list[str]:
 
 
 def _read_fields(file: Path, number: int, form: str) -> list[list[str]]:
-    """The fields of each line, of which there must be `number`."""
+    """Fields of each line, `number` of them."""
     rows = []
-    # bytes that are no text become characters that no id or label has, and are told like any other malformed line
-    for line, text in enumerate(file.read_text(encoding='utf-8', errors='replace').splitlines(), start=1):
+    for line, text in enumerate(read_text(file).splitlines(), start=1):
         fields = text.split()
         if fields and (len(fields) != number or (number == 2 and fields[1] not in ('-1', '0', '1'))):
-            raise UsageError(f"Expected lines of the form '{form}', but got '{text}' in {file}:{line}.")
+            raise UsageError(f"Expected a line of the form '{form}' in {file}:{line}, but got '{text}'.")
         if fields:
             rows.append(fields)
     if not rows:
-        raise UsageError(f"Expected lines of the form '{form}', but got none in {file}.")
+        raise UsageError(f"Expected lines of the form '{form}' in {file}, but it is empty.")
     return rows
 
 
@@ -159,8 +146,8 @@ def _read_class_files(main: Path, split: str, image_ids: Optional[list[str]]) ->
         different = sorted(labels.keys() ^ set(image_ids))
         if different:
             raise UsageError(
-                f'Expected the images of {first} in {file}, but got {len(different)} that only one of them lists, '
-                f'such as {different[0]}: unpack VOC anew.')
+                f'{first} and {file} list different images: {len(different)} are in one of them only, such as '
+                f'{different[0]}. Unpack VOC again.')
         columns.append([int(labels[image_id]) for image_id in image_ids])
     return image_ids, torch.tensor(columns, dtype=torch.int8).T.contiguous()
 
@@ -178,22 +165,23 @@ def _read_xml(annotations: Path, image_ids: list[str]) -> torch.Tensor:
 
 
 def _read_objects(file: Path) -> list[tuple[str, bool]]:
-    """Class of each object in an image, and whether it is difficult."""
+    """Class of each object of an image, and whether the object is difficult."""
     if not file.is_file():
-        raise UsageError(f'Expected class files in ImageSets/Main or XML in Annotations, but got neither: no {file}.')
+        raise UsageError(f'No labels: there are neither all class files in ImageSets/Main nor {file}.')
     try:
-        annotation = ET.parse(file).getroot()
-    except ET.ParseError as error:
-        raise UsageError(f'Expected an annotation in XML, but got {file}: {error}.') from error
+        with open_regular(file) as stream:
+            annotation = ET.parse(stream).getroot()
+    except (ET.ParseError, OSError) as error:
+        raise UsageError(f'Cannot read {file} as XML: {error}.') from error
     if annotation.tag != 'annotation':
-        raise UsageError(f'Expected an <annotation>, but got <{annotation.tag}> in {file}.')
+        raise UsageError(f'Expected an <annotation> in {file}, but got <{annotation.tag}>.')
     objects = []
     for item in annotation.findall('object'):
         name = (item.findtext('name') or '').strip()
         difficult = item.findtext('difficult', default='0').strip()
         if not name or difficult not in ('0', '1'):
             raise UsageError(
-                f"Expected objects with a <name> and a <difficult> of 0 or 1, but got '{name}' and '{difficult}' "
-                f'in {file}.')
+                f"Expected objects with a <name> and a <difficult> of 0 or 1 in {file}, but got '{name}' and "
+                f"'{difficult}'.")
         objects.append((name, difficult == '1'))
     return objects
