@@ -6,6 +6,8 @@ from PIL import Image
 
 from timm_splicemix.data import ReaderCoco, create_dataset
 
+from .helpers import raises_error
+
 CATEGORIES = [{'id': 9, 'name': 'ant'}, {'id': 2, 'name': 'zebra'}, {'id': 5, 'name': 'dog'}]
 
 
@@ -90,22 +92,22 @@ def test_reading_prints_nothing(tmp_path, capsys):
 def test_an_annotation_file_that_is_not_one_is_refused(tmp_path, content):
     file = tmp_path / 'instances.json'
     file.write_text(content)
-    with pytest.raises(ValueError, match=r'instances.json is not in COCO format'):
+    with raises_error(r'instances.json is not in COCO format'):
         ReaderCoco(tmp_path, file)
 
 
 def test_a_missing_annotation_file_is_refused(tmp_path):
     write_coco(tmp_path, 'val2014')
-    with pytest.raises(ValueError, match=r'instances_train2014.json does not exist; found instances_val2014.json'):
+    with raises_error(r'instances_train2014.json does not exist; found instances_val2014.json'):
         create_dataset('coco/2014', tmp_path, 'train')
-    with pytest.raises(ValueError, match=r'Annotation file other.json does not exist'):
+    with raises_error(r'Annotation file other.json does not exist'):
         create_dataset('coco', tmp_path, 'train', annotations='other.json')
 
 
 def test_an_image_that_is_listed_but_absent_is_refused(tmp_path):
     file = write_coco(tmp_path, 'train')
     (tmp_path / 'train' / '0030.jpg').unlink()
-    with pytest.raises(ValueError, match=r'1 of the 2 images listed in .* are missing, such as .*0030.jpg'):
+    with raises_error(r'1 of the 2 images listed in .* are missing, such as .*0030.jpg'):
         ReaderCoco(tmp_path / 'train', file)
     assert len(ReaderCoco(tmp_path / 'train', file, images_must_exist=False)) == 2
 
@@ -118,11 +120,11 @@ def test_areas_that_are_not_given_are_those_of_the_boxes(tmp_path):
 
 
 def test_files_that_contradict_themselves_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"Two entries of 'images' in .* have the id 4"):
+    with raises_error(r"Two entries of 'images' in .* have the id 4"):
         ReaderCoco(tmp_path / 'a', write_coco(tmp_path, 'a', image_ids=(30, 4, 4)))
-    with pytest.raises(ValueError, match=r'Annotation 9 of .* is of image 77'):
+    with raises_error(r'Annotation 9 of .* is of image 77'):
         ReaderCoco(tmp_path / 'b', write_coco(tmp_path, 'b', [*ANNOTATIONS, annotation(9, 77, 5)]))
-    with pytest.raises(ValueError, match=r"An entry of 'categories' in .* has no name"):
+    with raises_error(r"An entry of 'categories' in .* has no name"):
         ReaderCoco(tmp_path / 'c', write_coco(tmp_path, 'c', categories=[{'id': 5}]))
 
 
@@ -133,10 +135,10 @@ def test_labels_are_hidden_in_splits_that_are_called_train(tmp_path):
 
 def test_an_object_of_no_category_is_refused(tmp_path):
     file = write_coco(tmp_path, 'train', [annotation(7, 4, 77)])
-    with pytest.raises(ValueError, match=r'Annotation 7 of .* has category_id 77, which is none of its 3 categories'):
+    with raises_error(r'Annotation 7 of .* has category_id 77, which is none of its 3 categories'):
         ReaderCoco(tmp_path / 'train', file)
 
 
 def test_an_unknown_order_of_classes_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="Expected class_order to be id or name, but got 'size'"):
+    with raises_error("Expected class_order to be id or name, but got 'size'"):
         ReaderCoco(tmp_path, tmp_path / 'x.json', class_order='size')

@@ -9,6 +9,8 @@ from timm.data import ImageDataset, create_transform
 import timm_splicemix as tsm
 from timm_splicemix.data import check_same_classes, dataset_names, generate_shapes
 
+from .helpers import raises_error
+
 
 @pytest.fixture(scope='module')
 def shapes_root(tmp_path_factory):
@@ -46,7 +48,7 @@ def test_timms_names_of_splits_find_those_of_shapes(small_shapes, split, own):
 
 
 def test_a_split_that_shapes_does_not_have_is_refused(small_shapes):
-    with pytest.raises(ValueError, match=r"Expected a split of shapes: .*, but got 'test'"):
+    with raises_error(r"Expected a split of shapes: .*, but got 'test'"):
         tsm.create_dataset('shapes', root=small_shapes, split='test')
 
 
@@ -84,17 +86,17 @@ def test_folders_with_a_class_each_work_as_in_timm(tmp_path):
         assert dataset.class_names == ['cat', 'dog'] and dataset.num_classes == 2
     (tmp_path / 'other' / 'zebra').mkdir(parents=True)
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / 'other' / 'zebra' / 'a.png')
-    with pytest.raises(ValueError, match='have different classes'):
+    with raises_error('have different classes'):
         check_same_classes(dataset, tsm.create_dataset('', root=tmp_path / 'other'))
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match=r"Unknown data set 'shape'. Known ones: .*, shapes, "):
+    with raises_error(r"Unknown data set 'shape'. Known ones: .*, shapes, "):
         tsm.create_dataset('shape', root=tmp_path)
     assert 'shapes' in dataset_names()
 
 
 @pytest.mark.parametrize('root', [None, 'nowhere'])
 def test_a_folder_that_does_not_exist_is_refused(root):
-    with pytest.raises(ValueError, match='The folder of data set'):
+    with raises_error('The folder of data set'):
         tsm.create_dataset('', root=root)

@@ -10,7 +10,8 @@ from PIL import Image
 from timm_splicemix.data import MultiLabelDataset
 from timm_splicemix.data.readers.hfds import ReaderHfdsMultiLabel, hfds_is_multi_label, load_hfds
 from timm_splicemix.data.splits import split_names
-from timm_splicemix.errors import UsageError
+
+from .helpers import raises_error
 
 datasets = pytest.importorskip('datasets')
 
@@ -107,7 +108,7 @@ def test_an_absent_split_lists_those_present(tmp_path):
     save(datasets.DatasetDict({'train': make([[0]], SEQUENCE(CLASSES))}), tmp_path / 'two')
     save(make([[0]], SEQUENCE(CLASSES)), tmp_path / 'one')
     for name in ('one', 'two'):
-        with pytest.raises(ValueError, match=rf"'{name}' has no split 'validation'\. Its splits: train\."):
+        with raises_error(rf"'{name}' has no split 'validation'\. Its splits: train\."):
             ReaderHfdsMultiLabel(name, root=tmp_path, split='validation')
 
 
@@ -152,7 +153,7 @@ def test_a_single_label_is_told_from_several():
 def test_a_single_label_is_refused_by_the_reader(tmp_path):
     save(make([0], CLASSES, column='label'), tmp_path)
     assert not hfds_is_multi_label(load_hfds('', root=tmp_path))
-    with pytest.raises(ValueError, match=r'Expected a column with a sequence of labels .* are for timm'):
+    with raises_error(r'Expected a column with a sequence of labels .* are for timm'):
         ReaderHfdsMultiLabel('', root=tmp_path)
 
 
@@ -169,19 +170,19 @@ def test_a_single_label_is_refused_by_the_reader(tmp_path):
 ])
 def test_errors_say_what_is_wrong(tmp_path, labels, feature, kwargs, message):
     save(make(labels, feature), tmp_path)
-    with pytest.raises(ValueError, match=message):
+    with raises_error(message):
         ReaderHfdsMultiLabel('', root=tmp_path, **kwargs)
 
 
 def test_an_ambiguous_column_is_asked_for(tmp_path):
     save(make([[0]], SEQUENCE(CLASSES), column='one', two=(SEQUENCE(CLASSES), [[0]])), tmp_path)
-    with pytest.raises(ValueError, match='Expected one column of labels, but got one, two'):
+    with raises_error('Expected one column of labels, but got one, two'):
         ReaderHfdsMultiLabel('', root=tmp_path)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, 'datasets', None)
-    with pytest.raises(UsageError, match=r"pip install 'timm-splicemix\[hfds\]'"):
+    with raises_error(r"pip install 'timm-splicemix\[hfds\]'"):
         ReaderHfdsMultiLabel('', root=tmp_path)
 
 

@@ -24,6 +24,8 @@ from timm_splicemix.data.shapes_scene import (
     draw_scene,
 )
 
+from .helpers import raises_error
+
 FEW = {'train': 30, 'val': 8, 'val_unbiased': 8}
 ENDLESS = {'train': 100_000}
 
@@ -343,7 +345,7 @@ def test_data_set_that_another_machine_was_faster_to_make_is_kept_if_it_is_the_s
     original = shapes._write
     monkeypatch.setattr(shapes, '_write', slow_write)
     monkeypatch.setattr(shapes, 'FileLock', nullcontext)  # locks that don't reach other machines
-    with nullcontext() if other_seed == 0 else pytest.raises(ValueError, match='"seed": 1'):
+    with nullcontext() if other_seed == 0 else raises_error('"seed": 1'):
         generate_shapes(tmp_path / 'shapes', images=images)
     assert (tmp_path / 'shapes' / 'shapes.json').stat().st_ino == theirs
     assert not temporary_folders(tmp_path)
@@ -367,15 +369,15 @@ def test_generation_that_goes_on_elsewhere_is_left_alone(tmp_path):
 
 
 def test_data_set_of_another_seed_is_refused(root):
-    with pytest.raises(ValueError, match=r'"seed": 7.* but got .*"seed": 0.*choose another folder, or delete'):
+    with raises_error(r'"seed": 7.* but got .*"seed": 0.*choose another folder, or delete'):
         generate_shapes(root, seed=7, images={**FEW, 'train': 150})
 
 
 def test_data_set_of_another_size_or_generator_is_refused(root, monkeypatch):
-    with pytest.raises(ValueError, match=r'"train": 151.* but got .*"train": 150'):
+    with raises_error(r'"train": 151.* but got .*"train": 150'):
         generate_shapes(root, images={**FEW, 'train': 151})
     monkeypatch.setattr(shapes, 'GENERATOR_VERSION', 99)
-    with pytest.raises(ValueError, match=r'"generator": 99.* but got .*"generator": 1\b'):
+    with raises_error(r'"generator": 99.* but got .*"generator": 1\b'):
         generate_shapes(root, images={**FEW, 'train': 150})
 
 
@@ -391,7 +393,7 @@ def test_folder_with_something_else_is_refused_and_untouched(tmp_path):
             (file, 'but got a file: choose another folder'),
             (broken, re.escape(r'but got "{\"seed\"": choose another folder')),
     ):
-        with pytest.raises(ValueError, match=message):
+        with raises_error(message):
             generate_shapes(path, images=FEW)
     assert (folder / 'thesis.txt').read_text() == file.read_text() == 'mine'
     assert sorted(path.name for path in tmp_path.iterdir()) == ['broken', 'file', 'folder']
@@ -407,7 +409,7 @@ def test_folder_with_something_else_is_refused_and_untouched(tmp_path):
     ({'images': {}}, 'but got none'),
 ])
 def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, kwargs, message):
-    with pytest.raises(ValueError, match=message):
+    with raises_error(message):
         generate_shapes(tmp_path / 'shapes', **kwargs)
     assert not list(tmp_path.iterdir())
 

@@ -15,6 +15,8 @@ from torchvision import transforms
 from timm_splicemix.data.decode import DECODERS, decode_image
 from timm_splicemix.data.transforms import MultiScaleCrop, create_transform, crop_and_resize
 
+from .helpers import raises_error
+
 pytestmark = pytest.mark.filterwarnings('ignore:The image decoding and encoding capabilities:DeprecationWarning')
 
 TRAIN = {
@@ -275,17 +277,17 @@ def test_multiscale_takes_the_place_of_timms_crop_only():
 ])
 def test_torchvision_refuses_what_needs_pil(flag, kwargs):
     kwargs = {'is_training': True, 'color_jitter': None, **kwargs}
-    with pytest.raises(ValueError, match=f'Expected .*{flag}.* but got .*use --decoder pil'):
+    with raises_error(f'Expected .*{flag}.* but got .*use --decoder pil'):
         create_transform(64, decoder='torchvision', **kwargs)
 
 
 def test_torchvision_refuses_stages_that_it_does_not_know():
-    with pytest.raises(ValueError, match=r'Expected transforms .* tensors .* but got Patchify.*--decoder pil'):
+    with raises_error(r'Expected transforms .* tensors .* but got Patchify.*--decoder pil'):
         create_transform(64, decoder='torchvision', patchify=True)
 
 
 def test_torchvision_refuses_the_colour_jitter_that_timm_adds_by_itself():
-    with pytest.raises(ValueError, match=r'Expected color_jitter \(--color-jitter\) to be off .* but got 0.4'):
+    with raises_error(r'Expected color_jitter \(--color-jitter\) to be off .* but got 0.4'):
         create_transform(64, is_training=True, decoder='torchvision')
 
 
@@ -312,7 +314,7 @@ def test_what_only_training_uses_is_no_obstacle_in_evaluation():
     ({'naflex': True}, 'Expected no naflex and no tf_preprocessing'),
 ])
 def test_what_makes_no_sense_is_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
+    with raises_error(message):
         create_transform(64, **{**TRAIN['multiscale'], **kwargs})
 
 

@@ -15,7 +15,8 @@ from timm_splicemix.data import BadImageError, MultiLabelDataset, create_dataset
 from timm_splicemix.data.readers import wds
 from timm_splicemix.data.readers.wds import ReaderWds, find_shards, shuffle_shards
 from timm_splicemix.data.sampler import EpochBatches
-from timm_splicemix.errors import UsageError
+
+from .helpers import raises_error
 
 NAMES = ['cat', 'dog', 'eel', 'fox']
 
@@ -201,18 +202,18 @@ def test_labels_that_are_wrong_are_named(tmp_path, name, content, label_key, mes
     write_tar(tmp_path / 'train-0.tar', [('b.jpg', png(0)), (f'b.{name}', content.encode())])
     reader = ReaderWds(tmp_path, class_names=NAMES, label_key=label_key)
     for get in (lambda: MultiLabelDataset(reader)[0], lambda: reader.targets):
-        with pytest.raises(UsageError, match=message):
+        with raises_error(message):
             get()
 
 
 def test_the_number_of_classes_must_be_known(root):
     (root / 'classes.txt').unlink()
     assert len(ReaderWds(root, class_names=NAMES)) == 23
-    with pytest.raises(UsageError, match=r'classes.txt does not exist. Write one class name per line'):
+    with raises_error(r'classes.txt does not exist. Write one class name per line'):
         ReaderWds(root)
     for content, message in (('\n\n', 'classes.txt is empty'), ('cat\ndog\ncat\n', "Duplicate class 'cat'")):
         (root / 'classes.txt').write_text(content)
-        with pytest.raises(UsageError, match=message):
+        with raises_error(message):
             ReaderWds(root)
 
 
@@ -248,19 +249,19 @@ def test_shards_of_a_split_are_found(tmp_path, files, name, split, found):
     ('*.tgz', 'train', r'No shard \*.tgz'),
 ])
 def test_missing_shards_are_told(root, name, split, message):
-    with pytest.raises(UsageError, match=message):
+    with raises_error(message):
         ReaderWds(root, name=name, split=split)
 
 
 def test_a_missing_folder_is_told(tmp_path):
-    with pytest.raises(UsageError, match=r'The folder of the shards, .*nowhere, does not exist'):
+    with raises_error(r'The folder of the shards, .*nowhere, does not exist'):
         ReaderWds(tmp_path / 'nowhere')
 
 
 @pytest.mark.parametrize('name, mode', [('train-0.tar.gz', 'w:gz'), ('train-0.tgz', 'w:gz'), ('train-0.tar', 'w:xz')])
 def test_compressed_shards_are_refused(tmp_path, name, mode):
     write_tar(tmp_path / name, sample(0), mode)
-    with pytest.raises(UsageError, match=f'{name} is compressed'):
+    with raises_error(f'{name} is compressed'):
         ReaderWds(tmp_path, class_names=NAMES)
 
 
@@ -269,7 +270,7 @@ def test_a_truncated_shard_is_refused(tmp_path, cut):
     shard = write_tar(tmp_path / 'train-0.tar', sample(0) + sample(1))
     assert len(ReaderWds(tmp_path, class_names=NAMES)) == 2
     shard.write_bytes(shard.read_bytes()[:cut])
-    with pytest.raises(UsageError, match=r'train-0.tar is not a complete tar file'):
+    with raises_error(r'train-0.tar is not a complete tar file'):
         ReaderWds(tmp_path, class_names=NAMES)
 
 
@@ -278,7 +279,7 @@ def test_a_broken_header_and_joined_archives_are_refused(tmp_path):
     whole = shard.read_bytes()
     for content in (whole[:2048] + b'?' * 512 + whole[2560:], whole + whole):
         shard.write_bytes(content)
-        with pytest.raises(UsageError, match=r'train-0.tar is not a complete tar file: unreadable from byte'):
+        with raises_error(r'train-0.tar is not a complete tar file: unreadable from byte'):
             ReaderWds(tmp_path, class_names=NAMES)
 
 
@@ -291,13 +292,13 @@ def test_a_broken_header_and_joined_archives_are_refused(tmp_path):
 ])
 def test_samples_that_are_not_whole_are_refused(tmp_path, members):
     write_tar(tmp_path / 'train-0.tar', [(name, b'') for name in members])
-    with pytest.raises(UsageError, match=r"Expected one image .* but got 'a' with .* Sort the members by name"):
+    with raises_error(r"Expected one image .* but got 'a' with .* Sort the members by name"):
         ReaderWds(tmp_path, class_names=NAMES)
 
 
 def test_an_empty_shard_is_refused(tmp_path):
     write_tar(tmp_path / 'train-0.tar', [])
-    with pytest.raises(UsageError, match=r'train-0.tar has no samples'):
+    with raises_error(r'train-0.tar has no samples'):
         ReaderWds(tmp_path, class_names=NAMES)
 
 
@@ -345,7 +346,7 @@ def test_either_decoder_gives_the_same(tmp_path):
 
 
 def test_a_shuffle_size_of_zero_is_refused(root):
-    with pytest.raises(UsageError, match='Expected shuffle_size to be at least 1, but got 0'):
+    with raises_error('Expected shuffle_size to be at least 1, but got 0'):
         ReaderWds(root, shuffle_size=0)
 
 
@@ -402,7 +403,7 @@ def test_a_shard_that_changes_under_the_index_is_told(root):
     content = (root / 'train-000.tar').read_bytes()
     for changed in (content[512:], b''):
         (root / 'train-000.tar').write_bytes(changed)
-        with pytest.raises(UsageError, match=r'train-000.tar is not a complete tar file'):
+        with raises_error(r'train-000.tar is not a complete tar file'):
             dataset[0]
 
 

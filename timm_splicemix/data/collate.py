@@ -1,4 +1,4 @@
-""" Samples to batches, multi-hot or not, with all that went wrong told rather than raised in a worker """
+""" Collation of samples and of what went wrong in the workers """
 import os
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
@@ -8,7 +8,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 
 class Sample(NamedTuple):
-    """A sample as a worker read it; `error` if it could not."""
+    """A sample as a worker read it, or the error that it met."""
     index: Optional[int]
     image: Any = None
     target: Any = None
@@ -21,17 +21,14 @@ class Batch(NamedTuple):
     targets: torch.Tensor
     indices: list[Optional[int]]
     errors: list[Exception]
-    bad_target: Optional[tuple[Optional[int], float]] = None  # index of the sample, and the value that is none
+    bad_target: Optional[tuple[Optional[int], float]] = None  # index and value
 
 
 def fast_collate(samples: Sequence[Sample]) -> Batch:
-    """ Stack samples, whose targets may be multi-hot, soft or integer classes.
+    """ Stack samples, whose targets are multi-hot, soft or integer classes.
 
-    Images keep their type: uint8 with a prefetcher that normalises them later, floating point without. What is wrong
-    with images or targets is part of the batch, as an error from a worker process would hide in a traceback.
-
-    Args:
-        samples: The samples of a batch.
+    Images keep their type: uint8 with a prefetcher, which normalises them, and floating point without. Errors are part
+    of the batch, because an error that a worker raises ends in a traceback.
     """
     errors = [sample.error for sample in samples if sample.error is not None]
     samples = [sample for sample in samples if sample.error is None]
@@ -44,7 +41,7 @@ def fast_collate(samples: Sequence[Sample]) -> Batch:
 
 
 def _stack(images: list[Union[np.ndarray, torch.Tensor]]) -> torch.Tensor:
-    """One tensor, in shared memory if made by a worker, in the memory format of the images."""
+    """Stack images, in their memory format; in a worker, in shared memory."""
     images = [torch.from_numpy(image) if isinstance(image, np.ndarray) else image for image in images]
     channels_last = [image.permute(1, 2, 0) for image in images]
     if not images[0].is_contiguous() and all(image.is_contiguous() for image in channels_last):
@@ -56,14 +53,15 @@ def _stack_contiguous(images: list[torch.Tensor]) -> torch.Tensor:
     alike = all((image.shape, image.dtype) == (images[0].shape, images[0].dtype) for image in images)
     able = hasattr(os, 'memfd_create') and hasattr(torch.UntypedStorage, '_new_shared_fd_cpu')
     if get_worker_info() is None or not able or not alike:
-        return default_collate(images)  # which refuses images that differ
-    # Written like a file, shared memory need be neither cleared before nor mapped page by page, as in default_collate.
-    # That saves a worker a tenth of its time, and is independent of the size of /dev/shm.
+        return default_collate(images)  # raises an error if the images differ
+    # With default_collate, which clears shared memory and maps it page by page, a worker needs 1.15 times the time to
+    # read, decode, crop and stack 448 px images (benchmarks/loader.py --workers 1); and it needs room in /dev/shm.
+    # _new_shared_fd_cpu is private, but the only way to a storage on a file descriptor; torch.multiprocessing uses it.
     with open(os.memfd_create('images'), 'wb') as file:
         for image in images:
             file.write(image.view(-1).view(torch.uint8).numpy())
         file.flush()
-        storage = torch.UntypedStorage._new_shared_fd_cpu(file.fileno(), file.tell())  # as torch.multiprocessing does
+        storage = torch.UntypedStorage._new_shared_fd_cpu(file.fileno(), file.tell())
     return torch.empty(0, dtype=images[0].dtype).set_(storage, 0, (len(images), *images[0].shape))
 
 
@@ -71,8 +69,8 @@ def _find_bad_target(
         targets: torch.Tensor,
         indices: list[Optional[int]],
 ) -> Optional[tuple[Optional[int], float]]:
-    """Looked for here, on the CPU, because in the training step it would make the GPU wait."""
-    if targets.ndim == 1 or targets.dtype == torch.bool:  # classes are what the loss checks
+    """Checked here, on the CPU, because a check in the training step would synchronise with the GPU."""
+    if targets.ndim == 1 or targets.dtype == torch.bool:  # the loss checks integer classes
         return None
     valid = (targets.clamp(0, 1) == targets) | (targets == -1)
     if valid.all():

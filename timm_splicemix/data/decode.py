@@ -1,28 +1,28 @@
-""" From the bytes of an image file to pixels, by PIL or by torchvision """
+""" Image decoding by PIL or torchvision """
 import io
 import struct
 from typing import Optional, Union
 
 import torch
-import torchvision
 from PIL import ExifTags, Image, UnidentifiedImageError
+from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from ..errors import UsageError
 
 DECODERS = ('pil', 'torchvision')
 
-# What PIL's plugins raise at bad data beside OSError and ValueError
+# Errors of PIL's plugins for bad data, beside OSError and ValueError
 _PIL_ERRORS = (
     ArithmeticError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError, struct.error,
     Image.DecompressionBombError,
 )
 
-# Segments before the frame of a JPEG that say nothing about orientation or colours: JFIF, tables, comments
+# Segments before the frame of a JPEG without orientation or colour space: JFIF, tables, comments
 _PLAIN_SEGMENTS = (0xE0, 0xDB, 0xC4, 0xDD, 0xFE)
 
-# EXIF orientation: what makes an image upright in PIL, and as flips of (C, H, W), transposed before for those above 4
-_TURNS = {
+# EXIF orientation: the transpose of PIL, and the flips of (C, H, W), which is transposed before for those above 4
+_ROTATIONS = {
     2: (Image.Transpose.FLIP_LEFT_RIGHT, (2,)),
     3: (Image.Transpose.ROTATE_180, (1, 2)),
     4: (Image.Transpose.FLIP_TOP_BOTTOM, (1,)),
@@ -41,20 +41,20 @@ def decode_image(
 ) -> Union[Image.Image, torch.Tensor]:
     """ Decode an image file of any format that PIL reads.
 
-    Both decoders give the same pixels and fail on the same files. 'torchvision' decodes RGB and grayscale JPEG files
-    itself, which is faster, and leaves to PIL what it would decode differently or not at all.
+    Both decoders give the same pixels and fail on the same files. 'torchvision' decodes RGB and grayscale JPEG files,
+    which is faster, and leaves those that it would decode differently or not at all to PIL.
 
     Args:
-        data: The bytes of the file.
+        data: Content of the file.
         decoder: 'pil' or 'torchvision'.
         mode: PIL mode to convert to; None keeps that of the file.
-        exif: Make the image upright if the file says how it was taken.
+        exif: Rotate the image according to its EXIF orientation.
 
     Returns:
         A PIL image from 'pil', a tensor (C, H, W) from 'torchvision'; it is uint8 for modes of 8 bits, such as RGB.
 
     Raises:
-        OSError, ValueError: The data is no image, or is damaged.
+        OSError, ValueError: The data is not an image, or is damaged.
     """
     if decoder not in DECODERS:
         raise UsageError(f"Expected decoder to be {' or '.join(DECODERS)}, but got '{decoder}'.")
@@ -67,23 +67,23 @@ def decode_image(
             if decoder == 'torchvision' and mode == 'RGB' and image.format == 'JPEG' and image.mode in ('RGB', 'L'):
                 pixels = _decode_jpeg(data)
                 if pixels is not None:
-                    return _turn(pixels, _orientation(image)) if exif else pixels
+                    return _rotate(pixels, _orientation(image)) if exif else pixels
             image.load()
             if exif:
-                image = _turn(image, _orientation(image))  # after load(), which already turns TIFF
+                image = _rotate(image, _orientation(image))  # after load(), which already rotates TIFF
             if mode:
                 image = image.convert(mode)
     except UnidentifiedImageError as error:
-        raise OSError(f'none of the formats that PIL knows fits its {len(data)} bytes') from error
+        raise OSError(f'its {len(data)} bytes are not in an image format that PIL reads') from error
     except _PIL_ERRORS as error:
         raise OSError(str(error)) from error
     return image if decoder == 'pil' else pil_to_tensor(image)
 
 
 def _is_plain_jpeg(data: bytes) -> bool:
-    """ Whether a file is, at a glance, a JPEG that PIL need not look at: RGB or grayscale, and upright.
+    """ Whether a file is a JPEG that needs no check by PIL: RGB or grayscale, without EXIF.
 
-    What is not so plain, a file with EXIF for example, may still be one that torchvision decodes.
+    torchvision may decode other files as well, after such a check.
     """
     if data[:2] != b'\xff\xd8':
         return False
@@ -102,26 +102,23 @@ def _is_plain_jpeg(data: bytes) -> bool:
 
 def _decode_jpeg(data: bytes) -> Optional[torch.Tensor]:
     try:
-        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)  # of a copy: torch wants it writable
-        # The function of torchvision.io around this operator takes a twentieth of its time, to warn in each call.
-        return torch.ops.image.decode_jpeg(buffer, torchvision.io.ImageReadMode.RGB.value)
-    except RuntimeError:
-        return None  # truncated or damaged: PIL's verdict counts, and its reason is readable
-    except AttributeError:
-        return None  # a torchvision without this operator
+        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)  # a copy: torch needs it writable
+        return decode_jpeg(buffer, ImageReadMode.RGB)
+    except (AttributeError, RuntimeError):
+        return None  # no image extension, or a damaged file, which PIL decides on with a readable reason
 
 
 def _orientation(image: Image.Image) -> int:
     try:
         return image.getexif().get(ExifTags.Base.Orientation, 1)
     except (OSError, ValueError, *_PIL_ERRORS):
-        return 1  # pixels are good even where EXIF is garbage
+        return 1  # the pixels are valid even if the EXIF data are not
 
 
-def _turn(image: Union[Image.Image, torch.Tensor], orientation: int) -> Union[Image.Image, torch.Tensor]:
-    if orientation not in _TURNS:
+def _rotate(image: Union[Image.Image, torch.Tensor], orientation: int) -> Union[Image.Image, torch.Tensor]:
+    if orientation not in _ROTATIONS:
         return image
-    method, flips = _TURNS[orientation]
+    method, flips = _ROTATIONS[orientation]
     if isinstance(image, Image.Image):
         return image.transpose(method)
     if orientation > 4:

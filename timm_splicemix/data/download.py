@@ -1,10 +1,12 @@
-""" VOC and COCO, fetched from where they are published
+""" Download of VOC and COCO from their official sites
 
-What is unpacked is whole or not there at all. An archive is fetched to <root>/.download, where an interrupted download
-goes on the next time, is checked, is unpacked in a folder beside it and moved from there to its place in an order that
-shows a split last. What lies in its place already is never overwritten.
+An archive is downloaded to <root>/.download, where an interrupted download resumes, and checked; it is unpacked to a
+folder beside it, and its files are moved to their places in an order that completes a split last. Existing files are
+never overwritten.
+
+torchvision's `download_and_extract_archive` cannot replace this: it neither resumes nor retries, writes to the final
+place, has no timeout, no check of free space and no lock between processes.
 """
-import hashlib
 import http.client
 import json
 import logging
@@ -21,33 +23,35 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, ContextManager, Mapping, Optional, Sequence, Union
 
 from filelock import FileLock, Timeout
+from torchvision.datasets.utils import calculate_md5
 from tqdm import tqdm
 
 from ..errors import UsageError
+from ..files import write_json
 
 _logger = logging.getLogger(__name__)
 
 BASE_URL_VARIABLE = 'TSM_DOWNLOAD_BASE_URL'
-_VOC = 'https://thor.robots.ox.ac.uk/pascal/VOC/'  # where torchvision fetches it from, too
+_VOC = 'https://thor.robots.ox.ac.uk/pascal/VOC/'  # as in torchvision
 _COCO = 'http://images.cocodataset.org/'
-_ATTEMPTS = 4  # that bring nothing new, until it is given up
-_BACKOFF = 1.  # seconds before the second attempt, twice as many before each further one
-_TIMEOUT = 60.  # seconds without any answer
-_CHUNK = 1 << 16  # bytes; what is lost of a connection that breaks
+_ATTEMPTS = 4  # without progress
+_BACKOFF = 1.  # seconds before the second attempt, doubled before each further one
+_TIMEOUT = 60.  # seconds without a response
+_CHUNK = 1 << 16  # bytes; at most this much is lost when a connection breaks
 
 
 @dataclass(frozen=True)
 class Archive:
-    """ A published file and what it unpacks to.
+    """ A published archive.
 
     Attributes:
-        site: Beginning of its address, which a mirror replaces.
-        path: Rest of its address.
-        splits: The splits that need it.
+        site: Beginning of its URL, which a mirror replaces.
+        path: Rest of its URL.
+        splits: Splits that need it.
         folder: Folder that it unpacks to, below the root.
-        last: Files that are moved into place last, so that they prove the rest to be there. Archives that have some may
-            share a folder; the folder of one that has none is moved as a whole.
-        md5: Checksum, if one is published; a zip holds one of each file in any case.
+        last: Files that are moved last, so that they prove the rest to be complete. Such archives may share a folder;
+            the folder of an archive without them is moved as a whole.
+        md5: Published checksum, if any; a zip has a checksum of each file in any case.
     """
     site: str
     path: str
@@ -102,20 +106,19 @@ def download_dataset(
         progress: bool = True,
         keep_archives: bool = False,
 ) -> Path:
-    """ Fetch and unpack a data set, as far as it isn't there already.
+    """ Download and unpack the missing parts of a data set.
 
-    Of processes that ask for the same folder at the same time one fetches and the others wait for it. Nothing is asked
-    of the network, and nothing written, if all is there.
+    If several processes ask for the same folder at once, one downloads and the others wait for it. If nothing is
+    missing, nothing is requested or written.
 
     Args:
         name: 'voc/2007', 'voc/2012', 'coco/2014' or 'coco/2017'.
-        root: Folder that gets VOCdevkit/VOC<year>/, or annotations/ and <split><year>/ of COCO.
-        splits: Splits to fetch, all if None: 'train', 'val' and, of VOC, 'trainval', and 'test' of 2007.
-        base_url: Address of a mirror in place of the official site, with the same paths below it
-            (voc2007/VOCtest_06-Nov-2007.tar, zips/train2017.zip, ...); the environment variable TSM_DOWNLOAD_BASE_URL
-            if None.
+        root: Folder for VOCdevkit/VOC<year>/, or for annotations/ and <split><year>/ of COCO.
+        splits: Splits to download, all if None: 'train', 'val', for VOC also 'trainval', for VOC 2007 also 'test'.
+        base_url: URL of a mirror that has the same paths as the official site (voc2007/VOCtest_06-Nov-2007.tar,
+            zips/train2017.zip, ...); by default the environment variable TSM_DOWNLOAD_BASE_URL.
         progress: Show progress bars, on a terminal.
-        keep_archives: Keep archives that are unpacked, in <root>/.download.
+        keep_archives: Keep unpacked archives in <root>/.download.
 
     Returns:
         The folder.
@@ -123,25 +126,27 @@ def download_dataset(
     archives = _choose(name, splits)
     base_url = base_url or os.environ.get(BASE_URL_VARIABLE)
     if base_url and not base_url.startswith(('http://', 'https://')):
-        raise UsageError(f"Expected the address of a mirror to begin with http:// or https://, but got '{base_url}'.")
+        raise UsageError(f"Expected the URL of a mirror to begin with http:// or https://, but got '{base_url}'.")
     installs = [_Install(archive, Path(root), base_url, progress, keep_archives) for archive in archives]
     for install in installs:
         if install.is_done() and not install.receipt.exists():
-            _logger.info('%s is in %s already: not downloaded.', install.archive.folder, root)
+            _logger.info('%s already exists in %s and is not downloaded.', install.archive.folder, root)
     if not all(install.is_done() for install in installs):
         folder = installs[0].file.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        with _lock(folder / 'lock'):
-            for install in installs:
-                if not install.is_done():
-                    install.run()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _lock(folder / 'lock'):
+                for install in installs:
+                    if not install.is_done():
+                        install.run()
+        except OSError as error:
+            raise UsageError(f"Cannot write data set '{name}' to {root}: {error}") from error
     return Path(root)
 
 
 def _choose(name: str, splits: Optional[Sequence[str]]) -> list[Archive]:
-    """The archives that some splits of a data set need."""
     if name not in ARCHIVES:
-        raise UsageError(f"Expected a data set to download among {', '.join(ARCHIVES)}, but got '{name}'.")
+        raise UsageError(f"Expected a data set to download: {', '.join(ARCHIVES)}, but got '{name}'.")
     known = list(dict.fromkeys(split for archive in ARCHIVES[name] for split in archive.splits))
     splits = known if splits is None else [splits] if isinstance(splits, str) else list(splits)
     unknown = [split for split in splits if split not in known]
@@ -152,17 +157,17 @@ def _choose(name: str, splits: Optional[Sequence[str]]) -> list[Archive]:
 
 
 def _lock(path: Path) -> ContextManager:
-    """A lock that is held already; the wait for it is logged, as it may last hours."""
+    """Acquire a lock, and log that another process holds it, as the wait may take hours."""
     lock = FileLock(path)
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        _logger.info('Waiting for another process that downloads to %s.', path.parent.parent)
+        _logger.info('Waiting for another process, which is downloading to %s.', path.parent.parent)
         return lock.acquire()
 
 
 class _Install:
-    """An archive on its way from its address to its place."""
+    """Download, check and installation of one archive."""
 
     def __init__(self, archive: Archive, root: Path, base_url: Optional[str], progress: bool, keep: bool):
         self.archive = archive
@@ -170,13 +175,13 @@ class _Install:
         self.url = f'{base_url.rstrip("/")}/{archive.path}' if base_url else archive.site + archive.path
         self.progress = progress
         self.keep = keep
-        self.file = root / '.download' / archive.name  # whole and checked
+        self.file = root / '.download' / archive.name  # complete and checked
         self.part = self.file.with_name(f'{archive.name}.part')
         self.temporary = self.file.with_name(f'{archive.name}.unpacked.tmp')
         self.receipt = self.file.with_name(f'{archive.name}.done')
 
     def is_done(self) -> bool:
-        """Whether the data is in place, and nothing left of a process that was interrupted thereafter."""
+        """Whether the data is complete, without leftovers of an interrupted process."""
         tidy = not self.temporary.exists() and (self.receipt.exists() or not self.file.exists())
         return tidy and self._is_complete(self.root)
 
@@ -191,7 +196,7 @@ class _Install:
                     self._download()
                 self._unpack()
                 _move_into_place(self.archive, self.temporary, self.root)
-            _write_json(self.receipt, {'url': self.url, 'md5': self.archive.md5, 'folder': self.archive.folder})
+            write_json({'folder': self.archive.folder, 'md5': self.archive.md5, 'url': self.url}, self.receipt)
             if not self.keep:
                 self.file.unlink(missing_ok=True)
         finally:
@@ -204,15 +209,11 @@ class _Install:
         with self._bar('Downloading', unit='B', unit_scale=True) as bar:
             _fetch(self.url, self.part, bar)
         if self.archive.md5:
-            with open(self.part, 'rb') as file:
-                digest = hashlib.md5(usedforsecurity=False)
-                while chunk := file.read(1 << 20):
-                    digest.update(chunk)
-            if digest.hexdigest() != self.archive.md5:
+            md5 = calculate_md5(self.part)
+            if md5 != self.archive.md5:
                 _discard(self.part)
                 raise UsageError(
-                    f'Expected MD5 {self.archive.md5} of {self.url}, but got {digest.hexdigest()}: '
-                    'the file was removed, try again.')
+                    f'Expected MD5 {self.archive.md5} of {self.url}, but got {md5}. The file was removed; try again.')
         os.replace(self.part, self.file)
         _discard(self.part)
 
@@ -225,16 +226,15 @@ class _Install:
             with self._bar('Unpacking', unit='file') as bar:
                 unpack(self.file, self.temporary, bar)
             if not self._is_complete(self.temporary):
-                raise tarfile.ReadError(f'some of {", ".join(self.archive.proof)} is missing')
+                raise tarfile.ReadError(f'{" or ".join(self.archive.proof)} is missing')
         except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             self.file.unlink()
             raise UsageError(
-                f'Expected a sound archive from {self.url}, but got one that cannot be unpacked ({error}): '
-                'it was removed, try again.') from error
+                f'The archive from {self.url} cannot be unpacked: {error}. It was removed; try again.') from error
 
 
 def _fetch(url: str, part: Path, bar: tqdm) -> None:
-    """Fetch a file, or what is missing of it, in as many attempts as it takes unless they bring nothing new."""
+    """Download a file, or the rest of it, in as many attempts as make progress."""
     most, failures = -1, 0
     while True:
         try:
@@ -245,8 +245,8 @@ def _fetch(url: str, part: Path, bar: tqdm) -> None:
             most = max(most, size)
             if failures == _ATTEMPTS:
                 raise UsageError(
-                    f'Expected all of {url}, but got {error}: check the connection and try again, which goes on where '
-                    f'this ended, or set {BASE_URL_VARIABLE} to the address of a mirror.') from error
+                    f'Cannot download {url}: {error}. Check the connection and try again, which resumes the download, '
+                    f'or set {BASE_URL_VARIABLE} to the URL of a mirror.') from error
             time.sleep(_BACKOFF * 2 ** (failures - 1))
 
 
@@ -258,20 +258,20 @@ def _fetch_rest(url: str, part: Path, bar: tqdm) -> None:
         headers.update({'Range': f'bytes={start}-', 'If-Range': state['validator']})
     with _open(url, headers) as response:
         if response.status == 416 and (_content_range(response.headers)[1] or state['size']) == start:
-            return  # killed when all had come, before it was checked
-        anew = not start or response.status == 200
-        if not anew and not _continues(response, start, state):
+            return  # complete, but not checked before the process was killed
+        restart = not start or response.status == 200
+        if not restart and not _continues(response, start, state):
             _discard(part)
             return _fetch_rest(url, part, bar)
-        if anew:
+        if restart:
             start, length = 0, response.headers.get('Content-Length')
             size = None if length is None else int(length)
         else:
-            size = state['size']  # of all, while the answer may be less than the rest
+            size = state['size']  # of the whole file
         _check_space(url, part, size)
-        with open(part, 'wb' if anew else 'ab') as file:
-            if anew:  # the file is empty by now, so it doesn't mix with the state of another
-                _write_json(_state_file(part), {'validator': _validator(response.headers), 'size': size})
+        with open(part, 'wb' if restart else 'ab') as file:
+            if restart:  # after the file was emptied: the state never belongs to other content
+                write_json({'validator': _validator(response.headers), 'size': size}, _state_file(part))
             bar.reset(total=size)
             bar.initial = bar.n = bar.last_print_n = start
             bar.refresh()
@@ -280,11 +280,11 @@ def _fetch_rest(url: str, part: Path, bar: tqdm) -> None:
                 bar.update(len(chunk))
             got = file.tell()
     if size is not None and got != size:
-        raise _ConnectionLostError(f'{got} of {size} bytes')
+        raise _ConnectionLostError(f'got {got} of {size} bytes')
 
 
 class _ConnectionLostError(Exception):
-    """What another attempt may mend, unlike errors of the disk."""
+    """An error that another attempt may solve, unlike errors of the disk."""
 
 
 def _open(url: str, headers: dict[str, str]) -> Any:
@@ -292,14 +292,13 @@ def _open(url: str, headers: dict[str, str]) -> Any:
         return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         if error.code == 416 and 'Range' in headers:
-            return error  # which is the answer too
+            return error  # it is the response too
         error.close()
         found = f'HTTP {error.code} ({error.reason})'
         if error.code >= 500 or error.code in (408, 429):
             raise _ConnectionLostError(found) from error
         raise UsageError(
-            f'Expected a file at {url}, but got {found}: '
-            f'set {BASE_URL_VARIABLE} to the address of a mirror that has it.') from error
+            f'Cannot download {url}: {found}. Set {BASE_URL_VARIABLE} to the URL of a mirror.') from error
     except (OSError, http.client.HTTPException) as error:
         raise _ConnectionLostError(f'no connection ({getattr(error, "reason", error)})') from error
 
@@ -308,25 +307,25 @@ def _read(response: Any) -> bytes:
     try:
         return response.read(_CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise _ConnectionLostError(f'a broken connection ({error!r})') from error
+        raise _ConnectionLostError(f'the connection broke ({error!r})') from error
 
 
 def _continues(response: Any, start: int, state: Mapping[str, Any]) -> bool:
-    """Whether an answer is the rest of the very file that the state tells of; not all servers heed If-Range."""
+    """Whether a response is the rest of the same file; not all servers respect If-Range."""
     begin, size = _content_range(response.headers)
     same = _validator(response.headers) in (None, state['validator'])
     return response.status == 206 and begin == start and size in (None, state['size']) and same
 
 
 def _content_range(headers: Mapping[str, str]) -> tuple[Optional[int], Optional[int]]:
-    """First byte and size of the whole file, from 'bytes 5-9/10' or 'bytes */10'."""
+    """First byte and size of the whole file: 'bytes 5-9/10' or 'bytes */10'."""
     span, _, size = headers.get('Content-Range', '').removeprefix('bytes ').partition('/')
     begin = span.partition('-')[0]
     return int(begin) if begin.isdecimal() else None, int(size) if size.isdecimal() else None
 
 
 def _validator(headers: Mapping[str, str]) -> Optional[str]:
-    """What changes with the file, in the form of If-Range, which takes no weak ETag."""
+    """Value for If-Range, which changes with the file; weak ETags are not allowed."""
     etag = headers.get('ETag')
     return etag if etag and not etag.startswith('W/') else headers.get('Last-Modified')
 
@@ -336,18 +335,12 @@ def _state_file(part: Path) -> Path:
 
 
 def _read_state(part: Path) -> Optional[dict[str, Any]]:
-    """Size and validator of what a part is a part of; None if it cannot be told, and the part is of no use."""
+    """Size and validator of the file that a part belongs to; None if unknown, so that the part is useless."""
     try:
         state = json.loads(_state_file(part).read_text(encoding='utf-8'))
     except (FileNotFoundError, ValueError):
         return None
     return state if part.exists() and state['validator'] else None
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f'{path.name}.tmp')
-    temporary.write_text(json.dumps(value, sort_keys=True) + '\n', encoding='utf-8')
-    os.replace(temporary, path)
 
 
 def _discard(part: Path) -> None:
@@ -356,15 +349,15 @@ def _discard(part: Path) -> None:
 
 
 def _check_space(url: str, part: Path, size: Optional[int]) -> None:
-    """Refuse what won't fit: an archive and its files, which images don't make much larger."""
+    """Check the free space for an archive and its files, which are about as large, as images do not compress."""
     if size is None:
         return
     needed = 2 * size - (part.stat().st_size if part.exists() else 0)
     free = shutil.disk_usage(part.parent).free
     if free < needed:
         raise UsageError(
-            f'Expected {needed / 1e9:.1f} GB of free disk space in {part.parent.parent} to download and unpack {url}, '
-            f'but got {free / 1e9:.1f} GB: free some, or choose another folder.')
+            f'{url} needs {needed / 1e9:.1f} GB of disk space in {part.parent.parent}, but only {free / 1e9:.1f} GB '
+            'are free. Free some, or choose another folder.')
 
 
 def _unpack_tar(file: Path, folder: Path, bar: tqdm) -> None:
@@ -380,9 +373,9 @@ def _unpack_zip(file: Path, folder: Path, bar: tqdm) -> None:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         for member in members:
-            path = PureWindowsPath(member.filename)  # which knows either separator, and drives
+            path = PureWindowsPath(member.filename)  # knows both separators, and drives
             if path.anchor or '..' in path.parts:
-                raise zipfile.BadZipFile(f"'{member.filename}' would be outside of the folder")
+                raise zipfile.BadZipFile(f"'{member.filename}' is outside of the folder")
         bar.reset(total=len(members))
         for member in members:
             archive.extract(member, folder)  # checks the CRC
@@ -393,13 +386,13 @@ def _move_into_place(archive: Archive, source: Path, root: Path) -> None:
     if not archive.last:
         target = root / archive.folder
         if target.is_dir():
-            target.rmdir()  # empty, but Windows would not replace it
+            target.rmdir()  # empty; Windows would not replace it
         os.replace(source / archive.folder, target)
         return
     files = sorted(path.relative_to(source) for path in (source / archive.folder).rglob('*') if path.is_file())
     files.sort(key=lambda path: (path.as_posix() in archive.last, 'ImageSets' in path.parts))
     for path in files:
         target = root / path
-        if not target.exists():  # from an interrupted move, or the user's own
+        if not target.exists():  # it may, from an interrupted move or from the user
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(source / path, target)
