@@ -1,12 +1,9 @@
 """ The package as a whole: what it exports, who imports whom, how it is installed """
 import ast
 import configparser
-import shutil
 import sys
 import types
 from pathlib import Path
-
-import pytest
 
 import timm_splicemix as tsm
 from timm_splicemix import cli
@@ -98,24 +95,3 @@ def test_the_console_scripts_of_0_1_still_exist():
 
 def test_the_package_is_typed():
     assert (PACKAGE / 'py.typed').is_file()
-
-
-@pytest.mark.slow
-def test_it_installs_and_works_outside_of_the_repository(run, tmp_path):
-    clone = tmp_path / 'clone'
-    shutil.copytree(
-        PACKAGE.parent, clone,
-        ignore=shutil.ignore_patterns('.venv', '.git', 'output', '*.egg-info', '__pycache__', '.*_cache'))
-    site = tmp_path / 'site'
-    installed = run(sys.executable, '-m', 'pip', 'install', '--no-deps', '--target', site, clone, cwd=tmp_path)
-    assert installed.returncode == 0, installed.stderr
-    assert (site / 'timm_splicemix' / 'py.typed').is_file()
-    assert (site / 'timm_splicemix' / 'analysis' / 'templates' / 'report.html').is_file()
-    assert (site / 'timm_splicemix-0.1.0.dist-info').is_dir()
-    code = 'import timm_splicemix as tsm; print(tsm.__version__, tsm.__file__); tsm.SpliceMix().plan(8)'
-    imported = run(sys.executable, '-c', code, cwd=tmp_path, PYTHONPATH=str(site))
-    assert imported.returncode == 0, imported.stderr
-    assert imported.stdout.split() == [tsm.__version__, str(site / 'timm_splicemix' / '__init__.py')]
-    script = run(site / 'bin' / 'timm-splicemix-preview', '--help', cwd=tmp_path, PYTHONPATH=str(site))
-    assert script.returncode == 0, script.stderr
-    assert '--splicemix-grids' in script.stdout
