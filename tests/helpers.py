@@ -17,10 +17,10 @@ def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def in_sight(record):
+def visible_sources(record):
     return record.sources[~record.dropped].tolist()
 
 
 def raises_error(message):
-    """What a user is told, as a regular expression."""
+    """Expect a `UsageError`, or another `ValueError`, whose message matches a regular expression."""
     return pytest.raises(ValueError, match=message)

@@ -1,4 +1,4 @@
-""" Slow plain-loop oracles """
+""" Slow plain-loop implementations to compare with """
 import torch
 
 

@@ -1,10 +1,10 @@
-""" Mixed images as a batch of their own: the paper's rows without the splice of batches """
+""" --splicemix-batch alternate: mixed images as a separate batch """
 import pytest
 import torch
 import torch.nn.functional as F
 
 import timm_splicemix as tsm
-from tests.helpers import in_sight, make_batch, raises_error
+from tests.helpers import make_batch, raises_error, visible_sources
 
 
 def plan_of(mixer, batch_size):
@@ -32,7 +32,7 @@ def test_a_single_cell_in_sight_gives_half_size_images(dtype, memory_format):
     images, targets = make_batch(8, height=16, width=12, dtype=dtype)
     images = images.contiguous(memory_format=memory_format)
     mixer = tsm.SpliceMix('2x2-3', ratio='ref', batch='alternate')
-    sources = in_sight(plan_of(mixer, 8).records[0])
+    sources = visible_sources(plan_of(mixer, 8).records[0])
     (regular, _), (small, small_targets) = mixer.batches(images, targets)
     assert regular is images
     assert sorted(sources) == list(range(8))
@@ -48,7 +48,7 @@ def test_single_cells_of_several_sizes_are_batches_of_their_own():
     assert len(batches) == 1 + len(records) > 3
     for (small, labels), record in zip(batches[1:], records):
         assert small.shape == (record.num_mixed, 3, 12 // record.grid.rows, 12 // record.grid.cols)
-        assert torch.equal(labels, targets[in_sight(record)])
+        assert torch.equal(labels, targets[visible_sources(record)])
     assert sum(len(labels) for _, labels in batches[1:]) == 12
 
 
@@ -58,7 +58,7 @@ def test_grids_that_drop_by_chance_give_whole_images():
     assert mixer.batches(images, targets)[1][0].shape == (2, 3, 12, 12)
 
 
-def test_what_is_not_mixed_is_one_batch():
+def test_an_unmixed_batch_is_one_batch():
     images, targets = make_batch(8)
     (regular, labels), = tsm.SpliceMix(batch='alternate', prob=0.).batches(images, targets)
     assert regular is images and labels is targets
@@ -68,7 +68,7 @@ def test_what_is_not_mixed_is_one_batch():
 
 
 @pytest.mark.parametrize('batch', ['append', 'fixed', 'exclusive', 'only'])
-def test_other_ways_give_one_batch(batch):
+def test_other_modes_give_one_batch(batch):
     images, targets = make_batch(8)
     (mixed, labels), = tsm.SpliceMix(batch=batch).batches(images, targets)
     expected_images, expected_targets = tsm.SpliceMix(batch=batch)(images, targets)
@@ -89,7 +89,7 @@ def test_images_smaller_than_the_grid_are_refused():
         tsm.SpliceMix('2x2-3', batch='alternate').batches(*make_batch(8, height=1))
 
 
-def test_nothing_is_decided_from_values_on_a_device():
+def test_no_value_on_a_device_is_read():
     images, targets = (tensor.to('meta') for tensor in make_batch(8))
     for grids in ('2x2', '2x2-3'):
         assert len(tsm.SpliceMix(grids, batch='alternate').batches(images, targets)) == 2

@@ -3,7 +3,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from tests.helpers import raises_error, rng
 from timm_splicemix.loss import ConsistencyLoss, consistency, consistency_loss
@@ -60,12 +59,6 @@ def test_the_example_of_the_docstring():
     assert result.attempted and not result.failed
 
 
-def test_without_dropped_cells_it_is_binary_cross_entropy():
-    cell_logits, image_logits = make_logits()
-    expected = F.binary_cross_entropy_with_logits(cell_logits, image_logits.sigmoid())
-    torch.testing.assert_close(consistency_loss(cell_logits, image_logits), expected)
-
-
 def test_the_module_is_the_function():
     cell_logits, image_logits = make_logits()
     dropped = torch.arange(12) % 5 == 0
@@ -117,13 +110,6 @@ def test_the_loss_is_smallest_where_the_cell_predicts_what_its_image_does():
 
 
 # --- dropped cells ---
-
-
-def test_dropped_cells_leave_the_mean():
-    cell_logits, image_logits = make_logits()
-    dropped = torch.arange(12) % 3 == 1
-    loss = consistency_loss(cell_logits, image_logits, dropped)
-    torch.testing.assert_close(loss, consistency_loss(cell_logits[~dropped], image_logits[~dropped]))
 
 
 @pytest.mark.parametrize('value', [float('nan'), float('inf'), -float('inf'), 1e30])
@@ -206,7 +192,7 @@ def test_logits_of_two_types_use_the_more_precise():
 
 
 @pytest.mark.parametrize('mask_device', ['meta', 'cpu'])
-def test_nothing_is_decided_from_values(mask_device):
+def test_no_value_on_a_device_is_read(mask_device):
     logits = torch.empty(8, 5, device='meta', requires_grad=True)
     for dropped in (None, torch.ones(2, 4, dtype=torch.bool, device=mask_device)):
         loss = consistency_loss(logits, logits, dropped, detach=False)

@@ -86,6 +86,6 @@ def test_flags_that_contradict_each_other_are_refused(argv, message):
     ('--cutmix-minmax 0.5', 'Expected cutmix_minmax to be the smallest and the largest side'),
     ('--recursivemix 2', 'Expected alpha to be a part of the area'),
 ])
-def test_values_that_can_not_be_are_refused(argv, message):
+def test_invalid_values_are_refused(argv, message):
     with raises_error(message):
         make(*argv.split())

@@ -8,7 +8,7 @@ from timm_splicemix.mix import Mixup, SpliceWith
 
 
 class TimmMixup(timm.data.mixup.Mixup):
-    """timm's, with weights and boxes of a plan instead of its own."""
+    """timm's Mixup with the weights and boxes of a plan."""
 
     def __init__(self, plan, size, monkeypatch, **kwargs):
         super().__init__(label_smoothing=0., num_classes=5, **kwargs)
@@ -92,7 +92,7 @@ def test_an_image_is_mixed_with_the_one_opposite():
     assert plan.blend[2] == 1 and plan.blend[0] == plan.blend[4] < 1 and plan.blend[1] == plan.blend[3] < 1
 
 
-def test_what_is_drawn_once_for_a_batch_a_pair_or_an_image():
+def test_the_mode_draws_once_per_batch_pair_or_image():
     for kwargs in ({}, {'mixup_alpha': 0., 'cutmix_alpha': 1.}):
         counts = {}
         for mode in Mixup.MODES:
@@ -188,6 +188,6 @@ def test_mixed_images_draw_once_or_for_each():
     (lambda: SpliceWith('mixup', mode='pair'), "Expected mode to be one of batch, elem, but got 'pair'"),
     (lambda: SpliceWith('mixup', cutmix_minmax=(0.1, 0.5)), "Expected cutmix_minmax with kind 'cutmix' only"),
 ])
-def test_bad_settings_are_refused(make, message):
+def test_invalid_settings_are_refused(make, message):
     with raises_error(message):
         make()

@@ -1,11 +1,11 @@
-""" Grids, and which images fill their cells """
+""" Grids and records """
 from collections import Counter
 
 import pytest
 import torch
 
 import timm_splicemix as tsm
-from tests.helpers import in_sight, raises_error, rng
+from tests.helpers import raises_error, rng, visible_sources
 
 
 def test_grids_are_read_from_their_grammar():
@@ -45,7 +45,7 @@ def test_images_in_sight_are_used_up_before_any_repeats(batch_size, grid, num_dr
     for seed in range(10):
         for num_mixed in (1, 2, 5, 13):
             record = tsm.sample_record(batch_size, grid, num_mixed, num_dropped, generator=rng(seed))
-            uses = Counter(in_sight(record))
+            uses = Counter(visible_sources(record))
             counts = [uses[image] for image in range(batch_size)]
             assert max(counts) - min(counts) <= 1
 
@@ -73,7 +73,7 @@ def test_every_image_is_equally_likely_in_every_cell():
     ({'batch_size': 4, 'num_mixed': 1, 'num_dropped': 4}, 'num_dropped'),
     ({'batch_size': 4, 'num_mixed': 1, 'num_dropped': -1}, 'num_dropped'),
 ])
-def test_records_that_cannot_be_are_refused(kwargs, message):
+def test_invalid_records_are_refused(kwargs, message):
     with raises_error(message):
         tsm.sample_record(grid=tsm.Grid(2, 2), **kwargs)
 
@@ -84,6 +84,6 @@ def test_a_record_of_the_wrong_shape_is_refused():
 
 
 @pytest.mark.parametrize('sizes', [(2., 2), (2, '2'), (2, 2, 1.)])
-def test_a_grid_of_what_is_no_integer_is_refused(sizes):
+def test_sizes_of_a_grid_must_be_integers(sizes):
     with raises_error('to be an integer'):
         tsm.Grid(*sizes)

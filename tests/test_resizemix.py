@@ -1,4 +1,4 @@
-""" ResizeMix and RecursiveMix: a box that shows an image as a whole """
+""" ResizeMix and RecursiveMix, which show a whole image in a box """
 import io
 
 import pytest
@@ -31,17 +31,6 @@ def test_the_whole_partner_is_in_the_box_and_the_image_around_it():
         assert torch.equal(mixed[..., around], images[..., around])
         weight = around.double().mean().item()
         torch.testing.assert_close(labels, weight * targets + (1 - weight) * targets[plan.partners])
-
-
-def test_the_corners_of_the_partner_are_the_corners_of_the_box():
-    images, targets = make_batch(4, height=20, width=30)
-    mixer = ResizeMix(scale=(0.5, 0.5))
-    for _ in range(20):
-        plan = mixer.plan(4)
-        mixed, _ = mixer.apply(images, targets, plan)
-        place, _ = box_of(plan, images)
-        torch.testing.assert_close(mixed[place][..., 0, 0], images[plan.partners][..., 0, 0])
-        torch.testing.assert_close(mixed[place][..., -1, -1], images[plan.partners][..., -1, -1])
 
 
 def test_no_image_is_its_own_partner_and_each_is_one():
@@ -107,7 +96,7 @@ def test_the_first_batch_of_an_epoch_stays_and_the_next_show_the_one_before():
             torch.testing.assert_close(labels, weight * targets + (1 - weight) * before_targets)
 
 
-def test_what_is_remembered_ends_with_its_epoch_and_when_steps_are_done_again():
+def test_the_previous_batch_is_discarded_in_another_epoch_and_when_steps_are_repeated():
     kept, forgotten = ((0, 3), (0, 4)), ((0, 2), (0, 0), (1, 0), (1, 3))
     for epoch, step in kept + forgotten:
         mixer = RecursiveMix()
@@ -116,7 +105,7 @@ def test_what_is_remembered_ends_with_its_epoch_and_when_steps_are_done_again():
         assert (mixer.plan(4).previous is not None) == ((epoch, step) in kept)
 
 
-def test_saying_the_step_before_each_batch_changes_nothing():
+def test_setting_the_step_before_each_batch_changes_nothing():
     batches = some_batches(4, 4, 4)
     expected = steps(RecursiveMix(), batches)
     mixer = RecursiveMix()
@@ -127,7 +116,7 @@ def test_saying_the_step_before_each_batch_changes_nothing():
 
 
 @pytest.mark.parametrize('sizes', [(4, 3), (3, 7), (1, 4), (4, 1)])
-def test_a_changed_batch_size_uses_what_there_is(sizes):
+def test_a_smaller_previous_batch_is_repeated(sizes):
     outputs = steps(RecursiveMix(), some_batches(*sizes))
     plan, mixed, _ = outputs[1]
     assert plan.partners.tolist() == [i % sizes[0] for i in range(sizes[1])]
@@ -138,7 +127,7 @@ def test_a_changed_batch_size_uses_what_there_is(sizes):
     assert torch.equal(plan.teachers(outputs[1][2]), (outputs[0][2] + 1)[plan.partners])
 
 
-def test_a_changed_image_size_is_no_trouble():
+def test_the_image_size_may_change():
     mixer = RecursiveMix()
     steps(mixer, some_batches(4))
     images, targets = make_batch(4, height=24, width=20)
@@ -200,7 +189,7 @@ def test_a_run_continued_in_mid_epoch_equals_the_one_never_interrupted():
         assert torch.equal(images, other_images) and torch.equal(targets, other_targets)
 
 
-def test_a_process_leaves_out_what_another_one_remembers():
+def test_a_process_ignores_the_previous_batch_of_another():
     mixer = RecursiveMix(rank=0)
     steps(mixer, some_batches(4, 4))
     other = RecursiveMix(rank=1)
@@ -220,6 +209,6 @@ def test_a_process_leaves_out_what_another_one_remembers():
     (lambda: RecursiveMix().remember(torch.zeros(3, 1, 2, 2), torch.zeros(3, 5), torch.zeros(2, 5)),
      'Expected as many targets and logits as images, but got 3 targets and 2 logits for 3 images'),
 ])
-def test_what_can_not_be_is_refused(make, message):
+def test_invalid_settings_are_refused(make, message):
     with raises_error(message):
         make()

@@ -28,7 +28,7 @@ BCE = nn.BCEWithLogitsLoss()
 
 
 class TinyModel(nn.Module):
-    """A model with timm's interface, without BatchNorm, that counts what goes through its backbone."""
+    """A model with timm's interface, without BatchNorm, that counts the images in its backbone."""
 
     def __init__(self, classes=5, channels=6):
         super().__init__()
@@ -61,7 +61,7 @@ def make_task(model=None, grids='2x2', ratio=0.5, consistency_weight=0., detach=
 
 
 def next_plan(task, batch_size, epoch=0, step=0):
-    """The plan that the task is going to draw."""
+    """The plan that the task will draw."""
     mixer = copy.deepcopy(task.mixer)
     mixer.set_step(epoch, step)
     return mixer.plan(batch_size)
@@ -224,7 +224,7 @@ def test_set_epoch_reaches_a_criterion_that_wants_it():
     make_task().set_epoch(7)  # one that doesn't is left alone
 
 
-def test_the_log_says_what_the_task_does(caplog):
+def test_the_log_shows_loss_mixer_and_consistency_weight(caplog):
     with caplog.at_level(logging.INFO, logger='timm_splicemix.task'):
         SpliceMixTask(tiny_model(), BCE, SpliceMix('2x2'), 0.5)
         SpliceMixTask(tiny_model(), F.binary_cross_entropy_with_logits)
@@ -383,14 +383,14 @@ def test_models_of_timm_train_with_consistency(name, pool, size):
     *((SpliceMix(batch=batch), f"Expected all regular images .* got batch '{batch}'.*: use --splicemix-batch append")
       for batch in ('fixed', 'exclusive', 'only', 'alternate')),
 ])
-def test_consistency_learning_refuses_what_has_no_regular_images_to_learn_from(mixer, message):
+def test_consistency_learning_needs_all_regular_images_in_the_batch(mixer, message):
     with raises_error(message) as error:
         SpliceMixTask(tiny_model(), BCE, mixer, consistency_weight=1.)
     assert '\n' not in str(error.value)
     SpliceMixTask(tiny_model(), BCE, mixer)  # fine without
 
 
-def test_what_can_not_be_is_refused_before_training():
+def test_invalid_settings_are_refused_before_training():
     with raises_error('Expected a consistency weight of at least 0, but got -1'):
         make_task(consistency_weight=-1)
     model = create_model('test_vit', num_classes=5)

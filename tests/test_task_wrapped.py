@@ -66,7 +66,7 @@ def test_a_checkpoint_has_the_keys_of_the_plain_model_however_it_is_wrapped(tmp_
                for name, value in other.get_eval_model().state_dict().items())
 
 
-def test_one_process_of_ddp_gives_the_gradients_of_none(tmp_path):
+def test_ddp_with_one_process_gives_the_same_gradients(tmp_path):
     batch = make_batch(8)
     tasks = [make_task(tiny_model(), consistency_weight=1., rank=0) for _ in range(2)]
     with one_process(tmp_path):

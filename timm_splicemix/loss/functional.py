@@ -7,7 +7,7 @@ for all logits that float16 can represent. No decision depends on a tensor's val
 An unknown target has no loss and doesn't count in the mean, except in `assume_negative_loss`, `weak_negative_loss` and
 `partial_asymmetric_loss`, which treat all or some unknown targets as negative.
 
-Parameters that several losses have:
+Parameters that several losses share:
     pos_weight: Weight of positives, (C,) or one number for all classes.
     reduction: 'mean' over all entries that count, their 'sum', or 'batchmean', the sum over classes averaged over the
         images with at least one such entry. All losses use the mean by default, so that a learning rate carries over
@@ -43,14 +43,10 @@ def binary_cross_entropy(
     """ Binary cross entropy with the options of timm's `BinaryCrossEntropy`.
 
     Args:
-        logits: (N, C).
-        targets: (N, C) or (N,).
         smoothing: Targets become y * (1 - smoothing) + smoothing / C. timm smooths class indices only; here multi-hot
             targets are smoothed too.
         target_threshold: After smoothing, set targets above it to 1 and others to 0.
         sum_classes: timm's name for the reduction 'batchmean'.
-        pos_weight: Weight of positives.
-        reduction: 'mean', 'sum' or 'batchmean'.
     """
     if sum_classes and reduction == 'sum':
         raise UsageError("Expected reduction 'mean' or 'batchmean' with sum_classes, but got 'sum'.")
@@ -75,11 +71,7 @@ def smoothed_binary_cross_entropy(
     """ Binary cross entropy with label smoothing per label: 1 becomes 1 - eps, and 0 becomes eps.
 
     Args:
-        logits: (N, C).
-        targets: (N, C) or (N,).
         eps: Amount of smoothing, up to 0.5.
-        pos_weight: Weight of positives.
-        reduction: 'mean', 'sum' or 'batchmean'.
     """
     logits, targets, unknown = _prepare(logits, targets)
     losses = _cross_entropy(logits.masked_fill(unknown, 0.), _smooth(targets, eps), pos_weight)
@@ -97,11 +89,7 @@ def assume_negative_loss(
     """ Binary cross entropy that treats unknown targets as negative (AN).
 
     Args:
-        logits: (N, C).
-        targets: (N, C) or (N,).
         eps: Amount of label smoothing: 1 becomes 1 - eps, 0 and unknown become eps. AN-LS uses 0.1.
-        pos_weight: Weight of positives.
-        reduction: 'mean', 'sum' or 'batchmean'.
     """
     logits, targets, _ = _prepare(logits, targets)
     return _reduce(_cross_entropy(logits, _smooth(targets.clamp(min=0.), eps), pos_weight), None, reduction)
@@ -111,11 +99,6 @@ def weak_negative_loss(logits: torch.Tensor, targets: torch.Tensor, *, reduction
     """ Binary cross entropy that treats unknown targets as negative and weights negatives by 1 / (C - 1) (WAN).
 
     In an image with one known positive, the negatives together have the weight of the positive.
-
-    Args:
-        logits: (N, C).
-        targets: (N, C) or (N,).
-        reduction: 'mean', 'sum' or 'batchmean'.
     """
     logits, targets, _ = _prepare(logits, targets)
     negative = _negative_term(logits) / max(logits.shape[1] - 1, 1)
@@ -134,13 +117,9 @@ def focal_loss(
     """ Focal loss, -y * (1 - p)^gamma * log(p) - (1 - y) * p^gamma * log(1 - p).
 
     Args:
-        logits: (N, C).
-        targets: (N, C) or (N,).
         gamma: Focusing exponent.
         alpha: Weight of positives, with 1 - alpha for negatives, as in detection; None weights neither, as papers on
             multi-label classification do.
-        pos_weight: Weight of positives.
-        reduction: 'mean', 'sum' or 'batchmean'.
     """
     _check_range('gamma', gamma, 0.)
     logits, targets, unknown = _prepare(logits, targets)
@@ -174,14 +153,10 @@ def asymmetric_loss(
     gamma_pos 0 and detach_focus.
 
     Args:
-        logits: (N, C).
-        targets: (N, C) or (N,).
         gamma_neg: Focusing exponent of negatives.
         gamma_pos: Focusing exponent of positives.
         clip: Probability up to which a negative has no loss.
         detach_focus: Treat the focusing weights as constants in the gradient.
-        pos_weight: Weight of positives.
-        reduction: 'mean', 'sum' or 'batchmean'.
 
     Example:
         >>> import torch
@@ -213,12 +188,9 @@ def hill_loss(
         loss = -y * (1 - p')^gamma * log(p') + (1 - y) * (lamb - p) * p^2
 
     Args:
-        logits: (N, C).
-        targets: (N, C) or (N,).
         lamb: Position of the hill: the gradient of a negative changes its sign at p = 2 / 3 * lamb.
         margin: Subtracted from the logits of positives.
         gamma: Focusing exponent of positives.
-        reduction: 'mean', 'sum' or 'batchmean'.
     """
     _check_range('lamb', lamb, 1.)
     _check_range('gamma', gamma, 0.)
@@ -247,14 +219,11 @@ def splc_loss(
     way. The targets themselves don't change.
 
     Args:
-        logits: (N, C).
-        targets: (N, C) or (N,).
         epoch: Index of the current epoch.
         start_epoch: Index of the first epoch in which negatives are corrected.
         tau: Probability above which negatives are corrected.
         margin: Subtracted from the logits of positives.
         gamma: Focusing exponent.
-        reduction: 'mean', 'sum' or 'batchmean'.
     """
     _check_range('start_epoch', start_epoch, 0)
     _check_range('tau', tau, 0., 1.)
@@ -296,8 +265,6 @@ def partial_asymmetric_loss(
     random; for a fixed number of labels per class they use gamma_neg 3.
 
     Args:
-        logits: (N, C).
-        targets: (N, C) or (N,).
         partial: 'ignore', 'negative' or 'selective'.
         gamma_unknown: Focusing exponent of unknown labels.
         gamma_neg: Focusing exponent of negatives.
@@ -307,8 +274,6 @@ def partial_asymmetric_loss(
         topk: Number of unknown labels per image that 'selective' ignores, chosen over the whole batch.
         prior: (C,), frequency of each class, such as the mean prediction of a model trained with 'ignore'.
         prior_threshold: Prior above which a class is frequent.
-        pos_weight: Weight of positives.
-        reduction: 'mean', 'sum' or 'batchmean'.
     """
     if partial not in PARTIAL:
         raise UsageError(f"Expected partial to be one of {', '.join(PARTIAL)}, but got '{partial}'.")

@@ -238,9 +238,7 @@ class Mixup(PairMixer):
         prob: Probability of mixing the batch, pair or image.
         switch_prob: Probability of CutMix if both are on.
         mode: Draw once per 'batch', per 'pair' of images or per image ('elem').
-        num_classes: Number of classes, required for integer targets, which become one-hot.
-        seed: Seed of all draws.
-        rank: Rank of this process, that of `torch.distributed` if None.
+        num_classes, seed, rank: See `Mixer`.
     """
     MODES = ('batch', 'pair', 'elem')
 
@@ -321,9 +319,7 @@ class SpliceWith(Mixup):
         cutmix_minmax: Smallest and largest side of the box of CutMix, relative to the image, instead of `alpha`.
         prob: Probability of mixing a batch.
         mode: Draw once per 'batch' or per mixed image ('elem').
-        num_classes: Number of classes, required for integer targets, which become one-hot.
-        seed: Seed of all draws.
-        rank: Rank of this process, that of `torch.distributed` if None.
+        num_classes, seed, rank: See `Mixer`.
     """
     KINDS = ('mixup', 'cutmix')
     MODES = ('batch', 'elem')
@@ -379,9 +375,7 @@ class ResizeMix(PairMixer):
             paper's 1 is the uniform distribution.
         scale: Smallest and largest side.
         prob: Probability of mixing a batch.
-        num_classes: Number of classes, required for integer targets, which become one-hot.
-        seed: Seed of all draws.
-        rank: Rank of this process, that of `torch.distributed` if None.
+        num_classes, seed, rank: See `Mixer`.
     """
 
     def __init__(

@@ -85,9 +85,7 @@ class RecursiveMix(PairMixer):
     Args:
         alpha: The area of the box, relative to the image, is drawn uniformly from 0 to alpha.
         prob: Probability of mixing a batch.
-        num_classes: Number of classes, required for integer targets, which become one-hot.
-        seed: Seed of all draws.
-        rank: Rank of this process, that of `torch.distributed` if None.
+        num_classes, seed, rank: See `Mixer`.
     """
 
     def __init__(
