@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from timm_splicemix.run.checkpoint import read_checkpoint
+from timm_splicemix.run.load import read_checkpoint
 from timm_splicemix.train import main
 
 CLASSES = ('red', 'green', 'blue')

@@ -7,8 +7,8 @@ from PIL import Image
 
 import timm_splicemix as tsm
 from tests.analyses import check_refused, read_table
+from tests.evaluations import CLASSES, write_checkpoint
 from tests.helpers import raises_error
-from tests.test_validate import CLASSES, write_checkpoint
 from timm_splicemix.analysis.cam import (
     PositionHead,
     class_activation_maps,
@@ -131,7 +131,7 @@ def test_bad_input_is_one_line(place, tmp_path, capsys):
             ([run, '--images', image, '--classes', 'brid'], "classes of cnn, such as bird, but got 'brid'"),
             ([run, '--images', str(place / 'no.png'), '--classes', 'dog'], 'no.png'),
             ([run, '--images', str(place / 'broken.png'), '--classes', 'dog'], 'broken.png'),
-            ([str(place / 'nothing'), '--images', image, '--classes', 'dog'], 'no file'),
+            ([str(place / 'nothing'), '--images', image, '--classes', 'dog'], 'not a file'),
             ([run, run, '--images', image, '--classes', 'dog'], 'twice'),
             ([run, '--images', image, '--classes', 'dog', '--names', 'a', 'b'], '--names'),
             ([run, '--images', *(f'{i}.png' for i in range(61)), '--classes', 'dog'], 'at most 60 maps'),

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from tests.analyses import check_refused, read_table
+from tests.evaluations import write_checkpoint
 from tests.helpers import raises_error
-from tests.test_validate import write_checkpoint
 from timm_splicemix.analysis.tsne import (
     classifier_weights,
     group_classes,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.test_validate import CLASSES, logits_of, quiet, write_checkpoint, write_data  # noqa: F401
+from tests.evaluations import CLASSES, logits_of, quiet, write_checkpoint, write_data  # noqa: F401
 from timm_splicemix.draw import draw_predictions
 from timm_splicemix.metrics import Thresholds, save_thresholds
 from timm_splicemix.predict import main
@@ -66,7 +66,7 @@ def test_a_bad_image_is_named_and_the_rest_goes_on(place, tmp_path, capsys):
         predict(place, tmp_path, '--output', tmp_path / 'out.csv', '--draw', tmp_path / 'sheet.png', '-b', 1)
     assert caught.value.code == 1
     captured = capsys.readouterr()
-    assert '0b.png can not be read' in captured.err and '1 of 3 image(s)' in captured.err
+    assert '0b.png cannot be read' in captured.err and '1 of 3 image(s)' in captured.err
     with open(tmp_path / 'out.csv') as file:
         rows = list(csv.DictReader(file))
     assert [bool(row['error']) for row in rows] == [False, True, False]
@@ -111,14 +111,14 @@ def test_bad_input_is_one_line(place, capsys, tmp_path):
     for flags, message in (
             ([tmp_path / 'empty'], 'Expected images in'),
             ([tmp_path / 'nowhere.png'], 'does not exist'),
-            ([image, '--thresholds', 'tune'], 'which validate.py does'),
+            ([image, '--thresholds', 'tune'], 'which needs validate.py'),
             ([image, '--output', 'out.xml'], '.json or .csv'),
             ([image, '--draw', 'out.xml'], 'image format'),
             ([image, '--columns', '2'], '--draw with --columns'),
             ([image, '--top', '0'], '--top: Expected a whole number of at least 1'),
             ([image, '--class-map', tmp_path / 'classes.txt'], 'Expected 3 classes'),
-            ([image, '--checkpoint', tmp_path / 'no.pth'], 'which is no file'),
+            ([image, '--checkpoint', tmp_path / 'no.pth'], 'which is not a file'),
             ([image, '--use-ema'], '--use-ema'),
             ([image, '--batch-size', '0'], '--batch-size')):
         line = refusal(capsys, place, *flags)
-        assert message in line and 'Expected' in line
+        assert message in line

@@ -13,7 +13,7 @@ import yaml
 import timm_splicemix as tsm
 from timm_splicemix import train as train_module
 from timm_splicemix.run import trainer
-from timm_splicemix.run.checkpoint import read_checkpoint
+from timm_splicemix.run.load import read_checkpoint
 
 from .conftest import REPOSITORY
 from .runs import CLASSES, TINY, assert_same_weights, make_images, summary, train, weights

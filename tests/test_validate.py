@@ -1,131 +1,36 @@
 """ validate.py from its flags to its files """
+# ruff: noqa: F811 - fixtures that are imported are arguments too
 import csv
 import json
-import logging
 import math
 import sys
 
 import numpy as np
 import pytest
-import timm
 import torch
 from PIL import Image
-from sklearn.metrics import average_precision_score, precision_recall_fscore_support
+from sklearn.metrics import average_precision_score
 
 import timm_splicemix as tsm
+from tests.evaluations import (
+    CLASSES,
+    arguments,
+    labels_of,
+    logits_of,
+    place,  # noqa: F401 - used by pytest, as the other fixtures
+    plots,  # noqa: F401
+    quiet,  # noqa: F401
+    refusal,
+    validate,
+    write_checkpoint,
+    write_data,
+)
 from tests.helpers import raises_error
-from timm_splicemix import draw
-from timm_splicemix.metrics import AveragingMeter
 from timm_splicemix.results import Scores
-from timm_splicemix.run.checkpoint import CheckpointInfo, RunSaver
-from timm_splicemix.run.load import load_model
-from timm_splicemix.run.predictor import ChosenOutputs, FlipAverage, match_classes
-from timm_splicemix.validate import is_out_of_memory, main
-
-CLASSES = ('bird', 'cat', 'dog')
-DATA_CONFIG = {
-    'input_size': (3, 32, 32), 'interpolation': 'bilinear', 'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5),
-    'crop_pct': 1.0, 'crop_mode': 'squash'}
-
-
-def write_checkpoint(folder, model_name='test_resnet', class_names=CLASSES, ema=False, seed=0, size=32, **kwargs):
-    """A checkpoint as train.py writes it, of a model that knows nothing."""
-    torch.manual_seed(seed)
-    kwargs = {'in_chans': 3, 'num_classes': len(class_names), 'global_pool': 'max', **kwargs}
-    model = tsm.create_model(model_name, **kwargs)
-    task = tsm.SpliceMixTask(model, torch.nn.BCEWithLogitsLoss(), None, verbose=False)
-    if ema:
-        task.setup_ema(decay=0.5)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.05 * torch.randn_like(parameter))
-    info = CheckpointInfo(model_name, kwargs, {**DATA_CONFIG, 'input_size': (3, size, size)}, tuple(class_names))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    folder.mkdir(parents=True, exist_ok=True)
-    RunSaver(task, optimizer, folder, info, {}).save_checkpoint(3, 50.)
-    return folder / 'model_best.pth.tar'
-
-
-def write_data(root, number=11, classes=CLASSES, splits=('val', 'test'), seed=0):
-    """Images of noise with labels, in a CSV file."""
-    generator = np.random.default_rng(seed)
-    root.mkdir(parents=True, exist_ok=True)
-    lines = [f'image,split,{",".join(classes)}']
-    for split in splits:
-        labels = generator.integers(0, 2, (number, len(classes)))
-        labels[0], labels[1] = 1, 0
-        for index in range(number):
-            name = f'{split}_{index:02d}.png'
-            pixels = generator.integers(0, 256, (4, 5, 3), dtype=np.uint8)
-            Image.fromarray(pixels).resize((40, 36), Image.Resampling.BILINEAR).save(root / name)
-            lines.append(f'{name},{split},{",".join(map(str, labels[index]))}')
-    (root / 'labels.csv').write_text('\n'.join(lines) + '\n')
-    return root
-
-
-@pytest.fixture(scope='module')
-def place(tmp_path_factory):
-    """A run and a data set that the tests only read."""
-    folder = tmp_path_factory.mktemp('validate')
-    write_checkpoint(folder / 'run', ema=True)
-    write_data(folder / 'data')
-    return folder
-
-
-@pytest.fixture
-def plots():
-    """Asks for plots, which most tests do without to be quick."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(request, monkeypatch):
-    """Each run of the command adds a handler to the log; without this, all of them would write for all later tests."""
-    if 'plots' not in request.fixturenames:
-        monkeypatch.setattr(draw, 'load_pyplot', lambda: None)
-    handlers = list(logging.getLogger().handlers)
-    yield
-    logging.getLogger().handlers[:] = handlers
-
-
-def arguments(place, *more):
-    checkpoint = place / 'run' / 'model_best.pth.tar'
-    return [
-        '--dataset', 'csv', '--data-dir', str(place / 'data'), '--checkpoint', str(checkpoint), '-j', '0', '-b', '4',
-        *map(str, more)]
-
-
-def validate(place, output, *more):
-    main([*arguments(place, *more), '--output', str(output)])
-    return json.loads((output / 'results.json').read_text())
-
-
-def refusal(capsys, argv):
-    """What a user is told: one line, and exit code 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as caught:
-        main([str(part) for part in argv])
-    assert caught.value.code == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert 'error: ' in line, line
-    return line
-
-
-def logits_of(place, use_ema=False, split='val', size=32, flip=False):
-    """Logits by plain PIL and torch, an image at a time."""
-    model, _ = tsm.load_checkpoint(place / 'run' / 'model_best.pth.tar', use_ema=use_ema)
-    rows = []
-    for path in sorted((place / 'data').glob(f'{split}_*.png')):
-        image = Image.open(path).convert('RGB').resize((size, size), Image.Resampling.BILINEAR)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255).sub(0.5).div(0.5)
-        with torch.inference_mode():
-            rows.append(model((pixels.flip(-1) if flip else pixels)[None])[0])
-    return torch.stack(rows)
-
-
-def labels_of(place, split='val'):
-    with open(place / 'data' / 'labels.csv') as file:
-        rows = [row for row in csv.DictReader(file) if row['split'] == split]
-    return np.array([[int(row[name]) for name in CLASSES] for row in rows])
+from timm_splicemix.run.evaluation import match_classes
+from timm_splicemix.run.load import CheckpointInfo, load_model
+from timm_splicemix.run.predictor import FlipAverage
+from timm_splicemix.validate import main
 
 
 def test_the_files_say_what_the_model_says(place, tmp_path, plots):
@@ -153,19 +58,6 @@ def test_the_files_say_what_the_model_says(place, tmp_path, plots):
     assert {row['class']: int(row['positives']) for row in rows} == dict(zip(CLASSES, labels.sum(axis=0)))
     assert {file.name for file in (tmp_path / 'out').iterdir()} == {
         'results.json', 'results.csv', 'per_class_ap.csv', 'per_class_ap.png', 'scores.npz', 'environment.yaml'}
-
-
-def test_the_moving_average_is_taken_when_asked_for(place, tmp_path):
-    validate(place, tmp_path, '--use-ema')
-    scores = Scores.load(tmp_path / 'scores.npz').scores
-    torch.testing.assert_close(scores, logits_of(place, use_ema=True), rtol=1e-3, atol=1e-4)
-    assert not torch.allclose(scores, logits_of(place), atol=1e-2)
-
-
-def test_a_flipped_image_counts_half_as_a_probability(place, tmp_path):
-    validate(place, tmp_path, '--tta', 'flip')
-    mean = (logits_of(place).sigmoid() + logits_of(place, flip=True).sigmoid()) / 2
-    torch.testing.assert_close(Scores.load(tmp_path / 'scores.npz').scores.sigmoid(), mean, rtol=1e-3, atol=1e-4)
 
 
 def test_flips_that_are_almost_sure_stay_apart():
@@ -206,28 +98,6 @@ def test_a_transformer_is_evaluated_at_other_sizes_too(place, tmp_path):
         torch.testing.assert_close(scores[:1], model(pixels[None]), rtol=1e-3, atol=1e-3)
 
 
-def test_thresholds_are_tuned_on_a_split_of_their_own_and_used_again(place, tmp_path, caplog):
-    write_checkpoint(tmp_path / 'run')
-    own = tmp_path / 'run' / 'model_best.pth.tar'
-    tuned = validate(place, tmp_path / 'tuned', '--checkpoint', own, '--thresholds', 'tune', '--tune-split', 'test')
-    content = json.loads((tmp_path / 'run' / 'thresholds.json').read_text())
-    assert (content['dataset'], content['split'], content['num_images']) == ('csv', 'test', 11)
-    assert tuned['threshold'] == [entry['threshold'] for entry in content['classes']]
-    assert tuned['thresholds_tuned_on'] == 'csv test'
-    assert 'are overfitting' in caplog.text and 'fewer than 10 positives' in caplog.text
-    file = tmp_path / 'run' / 'thresholds.json'
-    again = validate(place, tmp_path / 'again', '--checkpoint', own, '--thresholds', file)
-    assert again['metrics'] == tuned['metrics']
-    caplog.clear()
-    validate(place, tmp_path / 'same', '--checkpoint', own, '--thresholds', file, '--split', 'test')
-    assert 'look better than they are' in caplog.text
-
-
-def test_one_threshold_holds_for_all_classes(place, tmp_path):
-    result = validate(place, tmp_path, '--thresholds', 0)
-    assert result['threshold'] == 0 and result['metrics']['OR'] == 100
-
-
 def test_flags_win_over_the_checkpoint(place, tmp_path):
     result = validate(
         place, tmp_path, '--img-size', 48, '--crop-pct', 0.9, '--crop-mode', 'center', '--interpolation', 'bicubic',
@@ -238,7 +108,7 @@ def test_flags_win_over_the_checkpoint(place, tmp_path):
     assert (result['interpolation'], result['threshold']) == ('bicubic', 0.8)
     assert json.loads((tmp_path / 'more.json').read_text()) == result
     model, info = load_model(
-        place / 'run' / 'model_best.pth.tar', global_pool='avg', image_size=(48, 48), data_options={'mean': [0.4]})
+        place / 'run' / 'model_best.pth.tar', global_pool='avg', img_size=48, data_config={'mean': [0.4]})
     assert info.data_config['mean'] == (0.4, 0.4, 0.4) and not tsm.models.is_max_pooled(model)
 
 
@@ -266,91 +136,12 @@ def test_without_a_folder_nothing_is_written_over(place, tmp_path, monkeypatch):
     assert folders == {'run-model_best-validation', 'run-model_best-validation-2'}
 
 
-def test_classes_in_another_order_are_put_in_order(place, tmp_path):
-    (tmp_path / 'classes.txt').write_text('dog\nbird\ncat\n')
-    first = validate(place, tmp_path / 'first')
-    other = validate(place, tmp_path / 'other', '--class-map', tmp_path / 'classes.txt')
-    assert other['metrics'] == pytest.approx(first['metrics'])
-    a, b = (Scores.load(tmp_path / name / 'scores.npz') for name in ('first', 'other'))
-    assert b.class_names == ('dog', 'bird', 'cat')
-    torch.testing.assert_close(b.scores, a.scores[:, [2, 0, 1]])
-
-
 def test_a_split_that_lacks_a_class_has_the_classes_of_the_checkpoint(place, tmp_path, caplog):
     data = write_data(tmp_path / 'data')
     (data / 'labels.csv').write_text('image,labels,split\nval_00.png,dog,val\nval_01.png,bird,val\n')
     result = validate(place, tmp_path / 'out', '--data-dir', data)
     assert result['num_classes'] == 3 and result['classes_without_positives'] == ['cat']
     assert 'cat' in caplog.text
-
-
-def test_outputs_can_be_chosen_by_a_file(place, tmp_path):
-    (tmp_path / 'valid.txt').write_text('2\n0\n')
-    data = write_data(tmp_path / 'data', classes=('dog', 'bird'))
-    validate(place, tmp_path / 'out', '--data-dir', data, '--valid-labels', tmp_path / 'valid.txt')
-    scores = Scores.load(tmp_path / 'out' / 'scores.npz')
-    (tmp_path / 'run').symlink_to(place / 'run')
-    torch.testing.assert_close(scores.scores, logits_of(tmp_path)[:, [2, 0]], rtol=1e-3, atol=1e-4)
-    assert scores.class_names == ('dog', 'bird')
-
-
-def test_a_checkpoint_of_timm_needs_a_name_alone(place, tmp_path, capsys):
-    torch.manual_seed(0)
-    model = timm.create_model('test_resnet', num_classes=3)
-    torch.save({'arch': 'test_resnet', 'state_dict': model.state_dict()}, tmp_path / 'timm.pth')
-    torch.save(model.state_dict(), tmp_path / 'bare.pth')
-    for name in ('timm', 'bare'):
-        flags = ['--checkpoint', tmp_path / f'{name}.pth', '--img-size', 32]
-        if name == 'bare':
-            assert '--model' in refusal(capsys, arguments(place, *flags))
-            flags += ['--model', 'test_resnet']
-        validate(place, tmp_path / name, *flags)
-    a, b = (Scores.load(tmp_path / name / 'scores.npz').scores for name in ('timm', 'bare'))
-    assert torch.equal(a, b)
-
-
-def test_smaller_batches_are_tried_when_memory_runs_out(place, tmp_path, monkeypatch, capsys):
-    sizes = []
-
-    def forward(self, x):
-        sizes.append(len(x))
-        if len(x) > 2:
-            raise torch.OutOfMemoryError('CUDA out of memory')
-        return self.model(x)[:, self.outputs]
-
-    monkeypatch.setattr(ChosenOutputs, 'forward', forward)
-    (tmp_path / 'classes.txt').write_text('dog\nbird\ncat\n')
-    flags = ['--class-map', tmp_path / 'classes.txt']
-    assert '--retry' in refusal(capsys, [*arguments(place, *flags), '--output', tmp_path])
-    result = validate(place, tmp_path, *flags, '--retry')
-    assert result['batch_size'] == 2 and result['num_images'] == 11 and sizes[-6:] == [2, 2, 2, 2, 2, 1]
-    assert not is_out_of_memory(RuntimeError('shape mismatch'))
-
-
-def test_one_label_per_image_is_scored_by_accuracy(tmp_path):
-    for name in CLASSES:
-        for index in range(3):
-            (tmp_path / 'data' / name).mkdir(parents=True, exist_ok=True)
-            Image.new('RGB', (32, 32), (40 * index, 80, 100)).save(tmp_path / 'data' / name / f'{index}.png')
-    write_checkpoint(tmp_path / 'run')
-    main([
-        str(tmp_path / 'data'), '--checkpoint', str(tmp_path / 'run' / 'last.pth.tar'), '-j', '0',
-        '--metrics-avg', 'macro', '--output', str(tmp_path / 'out'), '--split', ''])
-    result = json.loads((tmp_path / 'out' / 'results.json').read_text())
-    assert set(result['metrics']) == {'loss', 'top1', 'top5', 'precision_macro', 'recall_macro', 'f1_macro'}
-    assert result['metrics']['top5'] == 100 and result['num_images'] == 9 and result['preset'] is None
-
-
-@pytest.mark.parametrize('average', ['micro', 'macro', 'weighted'])
-def test_averages_of_single_labels_are_those_of_scikit_learn(average):
-    generator = torch.Generator().manual_seed(0)
-    logits, targets = torch.randn(50, 7, generator=generator), torch.randint(5, (50,), generator=generator)
-    meter = AveragingMeter(torch.device('cpu'), 7, average)
-    for part in range(0, 50, 20):
-        meter.update(logits[part:part + 20], targets[part:part + 20])
-    expected = precision_recall_fscore_support(targets, logits.argmax(dim=1), average=average, zero_division=0)
-    names = [f'{name}_{average}' for name in ('precision', 'recall', 'f1')]
-    assert [meter.compute()[name] for name in names] == pytest.approx([100 * value for value in expected[:3]])
 
 
 def test_two_processes_give_the_digits_of_one(run, place, tmp_path, plots):
@@ -386,7 +177,7 @@ def test_two_processes_give_the_digits_of_one(run, place, tmp_path, plots):
     (['--pretrained'], '--checkpoint or --pretrained'),
     (['--crop-mode', 'round'], '--crop-mode'),
     (['--interpolation', 'best'], '--interpolation'),
-    (['--mean', '0.1', '0.2'], '--mean with 1 number or 3'),
+    (['--mean', '0.1', '0.2'], '--mean with 1 or 3 values'),
     (['--std', '0'], '--std: Expected a finite number above 0'),
     (['--crop-pct', '2'], '--crop-pct'),
     (['--batch-size', '0'], '--batch-size: Expected a whole number of at least 1'),
@@ -403,7 +194,7 @@ def test_two_processes_give_the_digits_of_one(run, place, tmp_path, plots):
     (['--valid-labels', 'nowhere.txt'], '--valid-labels'),
     (['--compare', 'a', 'b'], '--compare alone'),
     (['--split', 'holiday'], 'holiday'),
-    (['--checkpoint', 'nowhere.pth'], 'which is no file'),
+    (['--checkpoint', 'nowhere.pth'], 'which is not a file'),
     (['--data-dir', 'nowhere'], 'which does not exist'),
 ])
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
@@ -415,24 +206,18 @@ def test_bad_flags_are_one_line(place, capsys, tmp_path, flags, message):
 
 def test_nothing_to_do_is_said(capsys, place):
     assert '--export or --compare' in refusal(capsys, ['--checkpoint', place / 'run' / 'last.pth.tar'])
-    assert '--checkpoint, or --model' in refusal(capsys, ['--dataset', 'csv', '--data-dir', place / 'data'])
+    assert 'a checkpoint, or --model' in refusal(capsys, ['--dataset', 'csv', '--data-dir', place / 'data'])
     write = ['--dataset', 'csv', '--data-dir', place / 'data', '--checkpoint', place / 'data' / 'labels.csv']
-    assert 'not one or is not whole' in refusal(capsys, write)
-
-
-def test_a_moving_average_that_is_not_there_is_refused(tmp_path):
-    write_checkpoint(tmp_path)
-    with raises_error('but got none in'):
-        load_model(tmp_path / 'last.pth.tar', use_ema=True)
+    assert 'is not a checkpoint' in refusal(capsys, write)
 
 
 def test_another_number_of_classes_says_which_file_knows_better(place, capsys, tmp_path):
     data = write_data(tmp_path / 'data', classes=('ant', 'bee', 'cow', 'yak'))
     (tmp_path / 'classes.txt').write_text('ant\nbee\ncow\nyak\n')
     line = refusal(capsys, arguments(place, '--data-dir', data, '--class-map', tmp_path / 'classes.txt'))
-    assert '3 in model_best.pth.tar and 4 in csv' in line and 'model_best.pth.tar lists its classes' in line
+    assert '3 in model_best.pth.tar and 4 in csv' in line and '--valid-labels' in line
     unnamed = CheckpointInfo('resnet18')
-    with raises_error('the data set lists its classes and knows better'):
+    with raises_error(r'3 in old.pth and 2 in csv \(old.pth without class names\)'):
         match_classes(unnamed, 3, ['a', 'b'], 2, 'old.pth', 'csv')
     with raises_error("such as 'b', but got 'c'"):
         match_classes(CheckpointInfo('resnet18', class_names=('a', 'b')), 2, ['a', 'c'], 2, 'new.pth', 'csv')

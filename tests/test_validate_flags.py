@@ -3,9 +3,7 @@
 import csv
 import json
 import logging
-import sys
 
-import numpy as np
 import pytest
 import timm
 import timm.data
@@ -15,27 +13,28 @@ from timm.layers import is_fast_norm, set_fast_norm
 from torchvision.transforms.functional import pil_to_tensor
 
 import timm_splicemix as tsm
-from tests.test_coco import write_coco
-from tests.test_validate import (
-    CLASSES,
+from tests.evaluations import (
     arguments,
-    labels_of,
+    close,
     logits_of,
     place,  # noqa: F401 - used by pytest, as quiet
     quiet,  # noqa: F401
     refusal,
+    score,  # noqa: F401
     validate,
     write_checkpoint,
     write_data,
+    write_folders,
 )
+from tests.test_coco import write_coco
 from tests.test_voc import make_voc
-from tests.test_wds import write_tar
 from tests.timm_flags import VALIDATE
 from timm_splicemix import validate as validate_module
 from timm_splicemix.args.timm import REFUSED_IN_VALIDATION
 from timm_splicemix.data import registry
 from timm_splicemix.data.readers.voc import VOC_CLASSES
 from timm_splicemix.results import Scores
+from timm_splicemix.run import evaluation
 from timm_splicemix.run.predictor import FlipAverage
 from timm_splicemix.validate import build_parser, main
 
@@ -74,7 +73,7 @@ class Seen:
 @pytest.fixture
 def look(place, tmp_path, monkeypatch):
     """Validate with some flags, and see what was evaluated."""
-    seen, evaluate = [], validate_module.evaluate
+    seen, evaluate = [], evaluation.evaluate
 
     def evaluate_and_keep(*args):
         seen.append(Seen(*args))
@@ -84,21 +83,8 @@ def look(place, tmp_path, monkeypatch):
         validate(place, tmp_path / f'look{len(seen)}', *flags)
         return seen[-1]
 
-    monkeypatch.setattr(validate_module, 'evaluate', evaluate_and_keep)
+    monkeypatch.setattr(evaluation, 'evaluate', evaluate_and_keep)
     return look_at
-
-
-@pytest.fixture
-def score(place, tmp_path):
-    """Validate with some flags, and read the scores."""
-    numbers = iter(range(100))
-
-    def scores_of(*flags):
-        folder = tmp_path / f'score{next(numbers)}'
-        validate(place, folder, *flags)
-        return Scores.load(folder / 'scores.npz')
-
-    return scores_of
 
 
 @pytest.fixture
@@ -118,23 +104,6 @@ def pixels_of(folder, name='val_00.png', mode='RGB', size=(32, 32), method='BILI
     """An image by plain PIL, from 0 to 1; size is (width, height)."""
     with Image.open(folder / 'data' / name) as image:
         return pil_to_tensor(image.convert(mode).resize(size, Image.Resampling[method])) / 255
-
-
-def close(scores, expected):
-    return torch.allclose(scores, expected, rtol=1e-3, atol=1e-3)
-
-
-def write_folders(root):
-    """A folder for each class; returns it and the class of each image."""
-    generator = np.random.default_rng(0)
-    classes = []
-    for index, name in enumerate(CLASSES):
-        (root / name).mkdir(parents=True)
-        for number in range(3):
-            pixels = generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / name / f'{number}.png')
-            classes.append(index)
-    return root, classes
 
 
 # Data sets
@@ -207,7 +176,7 @@ def test_a_file_chooses_outputs(place, score, tmp_path):
     data = write_data(tmp_path / 'data', classes=('dog', 'bird'))
     scores = score('--data-dir', data, '--valid-labels', tmp_path / 'valid.txt')
     (tmp_path / 'run').symlink_to(place / 'run')
-    assert scores.scores.shape == (11, 2) and close(scores.scores, logits_of(tmp_path)[:, [2, 0]])
+    assert scores.class_names == ('dog', 'bird') and close(scores.scores, logits_of(tmp_path)[:, [2, 0]])
 
 
 # Labels
@@ -246,10 +215,10 @@ def test_columns_of_a_table_can_be_named(place, score, tmp_path):
 
 @shows('checkpoint', 'use_ema', 'no_ema')
 def test_weights_come_from_the_checkpoint_that_was_given(place, score, tmp_path):
-    assert close(score().scores, logits_of(place))
-    assert close(score('--no-ema').scores, logits_of(place))
+    assert close(score().scores, logits_of(place, use_ema=True))
+    assert close(score('--no-ema').scores, logits_of(place, use_ema=False))
     assert close(score('--use-ema').scores, logits_of(place, use_ema=True))
-    assert not close(logits_of(place), logits_of(place, use_ema=True))
+    assert not close(logits_of(place, use_ema=False), logits_of(place, use_ema=True))
     other = score('--checkpoint', write_checkpoint(tmp_path / 'run', seed=1)).scores
     (tmp_path / 'data').symlink_to(place / 'data')
     assert close(other, logits_of(tmp_path)) and not close(other, logits_of(place))
@@ -451,17 +420,22 @@ def test_results_are_written_where_was_asked(place, tmp_path):
 
 
 @shows('retry')
-def test_smaller_batches_are_tried_when_asked(place, tmp_path, monkeypatch, capsys):
-    evaluate = validate_module.evaluate
+def test_smaller_batches_are_tried_when_memory_runs_out(place, tmp_path, monkeypatch, capsys):
+    sizes = []
 
-    def run_out(model, loader, *args):
-        if loader._source.loader.batch_sampler.batch_size > 2:
+    def forward(self, x):
+        sizes.append(len(x))
+        if len(x) > 2:
             raise torch.OutOfMemoryError('CUDA out of memory')
-        return evaluate(model, loader, *args)
+        return self.model(x)[:, self.outputs]
 
-    monkeypatch.setattr(validate_module, 'evaluate', run_out)
-    assert '--retry' in refusal(capsys, arguments(place, '--output', tmp_path))
-    assert validate(place, tmp_path, '--retry')['batch_size'] == 2
+    monkeypatch.setattr(evaluation.ChosenOutputs, 'forward', forward)
+    (tmp_path / 'classes.txt').write_text('dog\nbird\ncat\n')
+    flags = ['--class-map', tmp_path / 'classes.txt']
+    assert '--retry' in refusal(capsys, [*arguments(place, *flags), '--output', tmp_path])
+    result = validate(place, tmp_path, *flags, '--retry')
+    assert result['batch_size'] == 2 and result['num_images'] == 11 and sizes[-6:] == [2, 2, 2, 2, 2, 1]
+    assert not evaluation.is_out_of_memory(RuntimeError('shape mismatch'))
 
 
 @shows('metrics', 'thresholds')
@@ -474,11 +448,21 @@ def test_metrics_are_defined_as_asked(place, tmp_path):
 
 
 @shows('thresholds', 'tune_split')
-def test_thresholds_are_tuned_on_the_split_that_was_asked_for(place, tmp_path, capsys):
-    flags = ['--checkpoint', write_checkpoint(tmp_path / 'run'), '--thresholds', 'tune']
-    assert '--tune-split' in refusal(capsys, arguments(place, *flags))
-    result = validate(place, tmp_path / 'out', *flags, '--tune-split', 'test')
-    assert result['thresholds_tuned_on'] == 'csv test' and len(result['threshold']) == 3
+def test_thresholds_are_tuned_on_a_split_of_their_own_and_used_again(place, tmp_path, caplog):
+    write_checkpoint(tmp_path / 'run')
+    own = tmp_path / 'run' / 'model_best.pth.tar'
+    tuned = validate(place, tmp_path / 'tuned', '--checkpoint', own, '--thresholds', 'tune', '--tune-split', 'test')
+    content = json.loads((tmp_path / 'run' / 'thresholds.json').read_text())
+    assert (content['dataset'], content['split'], content['num_images']) == ('csv', 'test', 11)
+    assert tuned['threshold'] == [entry['threshold'] for entry in content['classes']]
+    assert tuned['thresholds_tuned_on'] == 'csv test'
+    assert 'are overfitting' in caplog.text and 'fewer than 10 positives' in caplog.text
+    file = tmp_path / 'run' / 'thresholds.json'
+    again = validate(place, tmp_path / 'again', '--checkpoint', own, '--thresholds', file)
+    assert again['metrics'] == tuned['metrics']
+    caplog.clear()
+    validate(place, tmp_path / 'same', '--checkpoint', own, '--thresholds', file, '--split', 'test')
+    assert 'look better than they are' in caplog.text
 
 
 @shows('tta', 'eval_sizes')
@@ -502,7 +486,7 @@ def test_the_model_is_written_in_another_format(place, tmp_path):
 @shows('compare', 'bootstrap', 'seed', 'output')
 def test_results_are_compared_on_samples_of_the_images(place, tmp_path):
     validate(place, tmp_path / 'a')
-    validate(place, tmp_path / 'b', '--use-ema')
+    validate(place, tmp_path / 'b', '--tta', 'flip')
 
     def compare(*flags):
         main(['--compare', str(tmp_path / 'a'), str(tmp_path / 'b'), '--output', str(tmp_path / 'c'), *flags])
@@ -519,7 +503,9 @@ def test_one_label_per_image_is_averaged_as_asked(tmp_path):
     flags = [data, '--split', '', '--checkpoint', write_checkpoint(tmp_path / 'run'), '-j', 0, '--output', tmp_path]
     for more in ([], ['--metrics-avg', 'macro'], ['--metrics-avg', 'micro']):
         main([str(part) for part in (*flags, *more)])
-        names = set(json.loads((tmp_path / 'results.json').read_text())['metrics'])
+        result = json.loads((tmp_path / 'results.json').read_text())
+        names = set(result['metrics'])
+        assert result['metrics']['top5'] == 100 and result['num_images'] == 9 and result['preset'] is None
         averages = {f'{name}_{more[1]}' for name in ('precision', 'recall', 'f1')} if more else set()
         assert names == {'loss', 'top1', 'top5'} | averages
 
@@ -538,92 +524,3 @@ def test_what_cannot_be_done_is_refused_with_the_reason(name, place, capsys):
 def test_every_flag_is_shown_to_work_or_refused():
     assert set(VALIDATE) <= ACTIONS.keys()
     assert ACTIONS.keys() - SHOWN == set()
-
-
-# Kinds of data sets
-
-def labelled(place, split='val'):
-    """(file, classes of it) of the images of a split."""
-    return [
-        (path, [int(index) for index in row.nonzero()[0]])
-        for path, row in zip(sorted((place / 'data').glob(f'{split}_*.png')), labels_of(place, split))]
-
-
-def test_a_folder_for_each_class_is_scored_by_accuracy(tmp_path):
-    data, classes = write_folders(tmp_path / 'data')
-    checkpoint = write_checkpoint(tmp_path / 'run')
-    main([
-        str(data), '--split', '', '--checkpoint', str(checkpoint), '-j', '0', '-b', '4', '--output',
-        str(tmp_path / 'out')])
-    model, _ = tsm.load_checkpoint(checkpoint)
-    images = [pil_to_tensor(Image.open(path)) / 255 for path in sorted(data.glob('*/*.png'))]
-    with torch.inference_mode():
-        logits = model((torch.stack(images) - 0.5) / 0.5)
-    result = json.loads((tmp_path / 'out' / 'results.json').read_text())
-    expected = 100 * (logits.argmax(dim=1) == torch.tensor(classes)).double().mean().item()
-    assert result['metrics']['top1'] == pytest.approx(expected)
-    assert result['metrics']['loss'] == pytest.approx(
-        torch.nn.functional.cross_entropy(logits, torch.tensor(classes)).item(), rel=1e-3)
-
-
-@pytest.mark.parametrize('dataset', ['', 'folder', 'image_folder'])
-def test_a_list_gives_images_several_labels(place, score, tmp_path, dataset):
-    lines = [f'{path.name},{" ".join(map(str, classes))}' for path, classes in labelled(place)]
-    (tmp_path / 'list.txt').write_text('\n'.join(lines))
-    scores = score('--dataset', dataset, '--val-ann', tmp_path / 'list.txt')
-    assert scores.class_names == CLASSES and scores.targets.tolist() == labels_of(place).tolist()
-    assert close(scores.scores, logits_of(place))
-
-
-def write_shards(place, folder):
-    for split in ('val', 'test'):
-        for shard in range(2):
-            members = []
-            for path, classes in labelled(place, split)[shard * 6:(shard + 1) * 6]:
-                members += [(f'{path.stem}.png', path.read_bytes()),
-                            (f'{path.stem}.json', json.dumps({'labels': classes}).encode())]
-            write_tar(folder / f'{split}-{shard:03d}.tar', members)
-    return folder
-
-
-def test_shards_are_scored(place, score, tmp_path, capsys):
-    flags = ['--dataset', 'wds/', '--data-dir', write_shards(place, tmp_path / 'shards')]
-    scores = score(*flags)
-    assert scores.targets.tolist() == labels_of(place).tolist()
-    assert close(scores.scores, logits_of(place))
-    tune = ['--checkpoint', write_checkpoint(tmp_path / 'run'), '--thresholds', 'tune', '--tune-split']
-    assert len(score(*flags, *tune, 'test').scores) == 11
-    assert 'Expected --tune-split with other images' in refusal(capsys, arguments(place, *flags, *tune, 'val'))
-
-
-@pytest.mark.slow
-def test_shards_are_scored_by_two_processes_together(run, place, tmp_path):
-    flags = ['--dataset', 'wds/', '--data-dir', write_shards(place, tmp_path / 'shards')]
-    done = run(
-        sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--standalone', 'validate.py',
-        *arguments(place, *flags), '--output', tmp_path / 'two')
-    assert done.returncode == 0, done.stderr
-    scores = Scores.load(tmp_path / 'two' / 'scores.npz')
-    assert len(scores.scores) == 11
-    assert close(scores.scores, logits_of(place))
-
-
-def test_a_data_set_of_hugging_face_is_scored(place, score, tmp_path, capsys):
-    datasets = pytest.importorskip('datasets')
-    features = datasets.Features({
-        'image': datasets.Image(), 'labels': datasets.Sequence(datasets.ClassLabel(names=list(CLASSES)))})
-
-    def part(split):
-        images = [{'bytes': path.read_bytes(), 'path': None} for path, _ in labelled(place, split)]
-        labels = [classes for _, classes in labelled(place, split)]
-        return datasets.Dataset.from_dict({'image': images, 'labels': labels}, features=features)
-
-    content = datasets.DatasetDict({'validation': part('val'), 'test': part('test')})
-    content.save_to_disk(str(tmp_path / 'hf'))
-    flags = ['--dataset', 'hfds/', '--data-dir', tmp_path / 'hf']
-    scores = score(*flags)
-    assert scores.targets.tolist() == labels_of(place).tolist()
-    assert close(scores.scores, logits_of(place))
-    tune = ['--checkpoint', write_checkpoint(tmp_path / 'run'), '--thresholds', 'tune', '--tune-split']
-    assert len(score(*flags, *tune, 'test').scores) == 11
-    assert 'Expected --tune-split with other images' in refusal(capsys, arguments(place, *flags, *tune, 'val'))

@@ -15,7 +15,7 @@ from .mix import (
     split_cells,
 )
 from .models import create_model
-from .run.checkpoint import load_checkpoint
+from .run.load import load_checkpoint
 from .task import SpliceMixModule, SpliceMixTask
 
 __version__ = '0.2.0'

@@ -1,11 +1,11 @@
-""" Say what is in images: class names and probabilities, by a checkpoint of train.py
+""" Predict the classes of images with a checkpoint of train.py
 
-    python -m timm_splicemix.predict --checkpoint output/train/RUN/model_best.pth.tar photo.jpg
+    python -m timm_splicemix.predict --checkpoint output/train/RUN photo.jpg
     python -m timm_splicemix.predict --checkpoint FILE photos/ --output predictions.csv --draw predictions.png
     python -m timm_splicemix.predict --checkpoint FILE photos/ --thresholds output/train/RUN/thresholds.json
 
-Folders are looked through with all their sub-folders. An image that can't be read is named, the others are predicted,
-and the exit code is 1.
+Folders are searched with all their sub-folders. Unreadable images are reported, the others are predicted, and the exit
+code is 1.
 """
 import argparse
 import logging
@@ -26,20 +26,16 @@ from .args import (
     parse_with_config,
 )
 from .args.types import at_least
-from .data import create_transform
 from .draw import check_image_name, draw_predictions, save_image
 from .errors import UsageError
 from .metrics import Thresholds, parse_thresholds
-from .run.load import load_model, model_options
+from .run.load import load_from_flags
 from .run.machine import precision
 from .run.predictor import (
     THUMBNAIL,
-    FlipAverage,
-    Images,
-    check_numbers,
-    choose,
-    class_names,
+    Predictor,
     find_images,
+    read_class_names,
     write_predictions,
 )
 
@@ -55,10 +51,10 @@ def build_parser() -> CommandParser:
     group = parser.add_argument_group('Prediction')
     add_prediction_args(group)
     group.add_argument(
-        '--top', type=at_least(1), metavar='N', help='name at most this many classes (default: no limit)')
+        '--top', type=at_least(1), metavar='N', help='largest number of classes per image (default: no limit)')
     group.add_argument(
-        '--output', metavar='FILE', help='write all probabilities, as .json or .csv (default: none, it prints)')
-    group.add_argument('--draw', metavar='FILE', help=f'draw the first {DRAWN} images with what was found, as .png')
+        '--output', metavar='FILE', help='write the probabilities of all classes to this .json or .csv file')
+    group.add_argument('--draw', metavar='FILE', help=f'draw the first {DRAWN} images with their classes, as .png')
     group.add_argument(
         '--columns', type=at_least(1), metavar='N', help='images in a row of --draw (default: about a square)')
     group.add_argument(
@@ -74,14 +70,9 @@ def build_parser() -> CommandParser:
     return parser
 
 
-def refuse(args: argparse.Namespace) -> None:
-    """ Refuse what can't be done, before anything is.
-
-    Args:
-        args: Flags.
-    """
+def check_flags(args: argparse.Namespace) -> None:
     if args.thresholds == 'tune':
-        raise UsageError('Expected --thresholds to be a probability or a file, but got tune, which validate.py does.')
+        raise UsageError('Expected a probability or a file for --thresholds, but got tune, which needs validate.py.')
     if args.output and Path(args.output).suffix not in ('.json', '.csv'):
         raise UsageError(f"Expected --output to end in .json or .csv, but got '{args.output}'.")
     if args.draw:
@@ -94,64 +85,44 @@ def refuse(args: argparse.Namespace) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args, given = parse_with_config(build_parser(), argv)
     setup_default_logging()
-    refuse(args)
+    check_flags(args)
     args.model_dtype = None
     map_defaults(args, given)
     files = find_images(args.images)
     device = torch.device(args.device)
 
-    # Model
-    model, info = load_model(**model_options(args))
+    model, info = load_from_flags(args)
     if not info.multi_label and args.thresholds is not None:
-        raise UsageError('Expected a multi-label model for --thresholds, but got one with a class per image.')
-    names = class_names(args, info.class_names, model.num_classes)
+        raise UsageError('Expected a multi-label model for --thresholds, but got a single-label one.')
+    names = read_class_names(args.class_map, info.class_names, model.num_classes)
     thresholds = parse_thresholds(args.thresholds, names)
     values = thresholds.values if isinstance(thresholds, Thresholds) else [0.5 if thresholds is None else thresholds]
-    values = torch.tensor(values, dtype=torch.float64)
-    model = FlipAverage(model, info.multi_label) if args.tta else model
-    model.to(device).eval()
-
-    # Images
-    config = info.data_config
-    transform = create_transform(
-        config['input_size'], mean=config['mean'], std=config['std'], interpolation=config['interpolation'],
-        crop_pct=config['crop_pct'], crop_mode=config['crop_mode'])
-    images = Images(files, transform, 'L' if config['input_size'][0] == 1 else 'RGB', DRAWN if args.draw else 0)
-    loader = torch.utils.data.DataLoader(images, args.batch_size, num_workers=args.workers, collate_fn=list)
-
     autocast, _, _ = precision(args, device)
-    rows, cards, bad = [], [], 0
-    for batch in tqdm(loader, desc='Predict', unit='batch', leave=False, disable=None):
-        found = {}
-        good = [(index, tensor) for index, tensor, _ in batch if tensor is not None]
-        if good:
-            with torch.inference_mode(), autocast():
-                logits = model(torch.stack([tensor for _, tensor in good]).to(device)).float().cpu().double()
-            check_numbers(logits, [files[index] for index, _ in good])
-            probabilities = logits.sigmoid() if info.multi_label else logits.softmax(dim=1)
-            found = dict(zip((index for index, _ in good), probabilities))
-        for index, tensor, extra in batch:
-            if tensor is None:
-                bad += 1
-                rows.append({'image': str(files[index]), 'error': extra})
-                print(f'error: {files[index]} can not be read: {extra}', file=sys.stderr)
-                continue
-            labels = choose(found[index], values, names, args.top, info.multi_label)
-            words = ', '.join(f'{name} {value:.2f}' for name, value in labels.items()) or 'nothing'
-            tqdm.write(f'{files[index]}: {words}')
-            rows.append({'image': str(files[index]), 'labels': labels,
-                         'probabilities': dict(zip(names, found[index].tolist()))})
-            if extra is not None:
-                cards.append((extra, files[index].name, labels))
+    predictor = Predictor(model, info, names, values, device, args.top, args.tta == 'flip', autocast)
+
+    predictions = []
+    batches = predictor.predict(files, args.batch_size, args.workers, DRAWN if args.draw else 0)
+    with tqdm(total=len(files), desc='Predict', unit='image', leave=False, disable=None) as bar:
+        for batch in batches:
+            for one in batch:
+                if one.error:
+                    print(f'error: {one.file} cannot be read: {one.error}', file=sys.stderr)
+                else:
+                    labels = ', '.join(f'{name} {value:.2f}' for name, value in one.labels.items()) or 'nothing'
+                    tqdm.write(f'{one.file}: {labels}')
+            predictions += batch
+            bar.update(len(batch))
 
     if args.output:
-        write_predictions(rows, names, Path(args.output))
-    if args.draw and cards:
+        write_predictions(predictions, names, Path(args.output))
+    cards = [(one.thumbnail, one.file.name, one.labels) for one in predictions if one.thumbnail is not None]
+    if cards:
         save_image(draw_predictions(cards, THUMBNAIL, args.columns), args.draw)
         if len(files) > DRAWN:
             _logger.info(f'{args.draw} shows the first {DRAWN} of {len(files):,} images.')
-    if bad:
-        print(f'error: {bad} of {len(files)} image(s) can not be read, the others were predicted.', file=sys.stderr)
+    num_bad = sum(bool(one.error) for one in predictions)
+    if num_bad:
+        print(f'error: {num_bad} of {len(files)} image(s) cannot be read, the others were predicted.', file=sys.stderr)
         sys.exit(1)
 
 

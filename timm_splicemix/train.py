@@ -27,7 +27,7 @@ from .args import (
     parse_with_config,
     uses_config,
 )
-from .run.checkpoint import find_checkpoint, read_checkpoint
+from .run.checkpoint import find_checkpoint
 from .run.factory import (
     create_criterion,
     create_datasets,
@@ -37,6 +37,7 @@ from .run.factory import (
     create_training_step,
     is_multi_label,
 )
+from .run.load import read_checkpoint
 from .run.machine import describe_machine, set_up_device
 from .run.model import create_model_and_info, freeze_modules
 from .run.optimizer import create_optimizer, learning_rate

@@ -8,16 +8,11 @@ from typing import Any, Callable, Optional, Sequence, Union
 from torch import nn
 
 from ..args import CommandParser
+from ..args.timm import add_ema_args
 from ..errors import UsageError
 from ..files import free_folder, read_yaml, short_names, write_csv
 from ..results import CLASSES, SCORES, Result, read_results
-from ..run.checkpoint import (
-    BEST,
-    LAST,
-    CheckpointInfo,
-    find_checkpoint,
-)
-from ..run.load import load_model
+from ..run.load import BEST, LAST, CheckpointInfo, best_checkpoint, ema_flag, load_model
 from ..run.tracking import read_summary
 
 
@@ -45,7 +40,7 @@ def create_checkpoint_parser(name: str, description: str) -> CommandParser:
     """Create a parser for an analysis of checkpoints, see `load_checkpoints`."""
     parser = create_parser(
         name, description, 'CHECKPOINT', 'checkpoints of train.py, or folders of runs, whose best checkpoint is used')
-    parser.add_argument('--use-ema', action='store_true', help='use the EMA weights of the checkpoints')
+    add_ema_args(parser)
     parser.add_argument('--model', metavar='NAME', help='timm model of checkpoints that do not name theirs')
     return parser
 
@@ -160,14 +155,12 @@ class Checkpoint:
 
 def load_checkpoints(args: argparse.Namespace) -> list[Checkpoint]:
     """Load the models that the flags of `create_checkpoint_parser` name."""
-    files = []
-    for path in map(Path, args.paths):
-        files.append(path / BEST if (path / BEST).is_file() else find_checkpoint(path))
+    files = [best_checkpoint(path) for path in args.paths]
     is_default = {file.name for file in files} in ({BEST}, {LAST})
     names = short_names([file.parent for file in files] if is_default else files, args.names)
     checkpoints = []
     for file, name in zip(files, names):
-        model, info = load_model(file, model_name=args.model, use_ema=args.use_ema)
+        model, info = load_model(file, model_name=args.model, use_ema=ema_flag(args))
         class_names = tuple(info.class_names or map(str, range(model.num_classes)))
         checkpoints.append(Checkpoint(name, model, info, class_names))
     return checkpoints

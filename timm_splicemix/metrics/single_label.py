@@ -63,7 +63,8 @@ class AveragingMeter(AccuracyMeter):
         counts = _sum_over_processes(self.classes)
         if self.average == 'micro':
             counts = counts.sum(dim=1, keepdim=True)
-        counts = counts[:, counts[1] + counts[2] > 0]  # as in scikit-learn
+        # As in scikit-learn, classes that are neither present nor predicted do not count.
+        counts = counts[:, counts[1] + counts[2] > 0]
         true, predicted, positive = counts.double().cpu()
         values = {
             'precision': true / predicted.clamp(min=1),

@@ -1,6 +1,4 @@
-""" A threshold for each class: tuned on images that nothing else is measured on, and written down with their origin """
-import json
-import logging
+""" Thresholds of the classes: tuning, and thresholds.json with their origin """
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
@@ -8,26 +6,25 @@ from typing import Any, Optional, Sequence, Union
 import torch
 
 from ..errors import UsageError
-from ..files import format_table, write_json
+from ..files import format_table, read_json, write_json
 from .functional import multilabel_metrics
 from .preset import Preset
 
-_logger = logging.getLogger(__name__)
-FEW = 10  # positives below which a threshold is mostly chance
+FEW = 10  # positives below which a tuned threshold is unreliable
 _LARGEST = 30.  # logit whose probability is still less than 1
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """ Probabilities from which on classes are predicted, and where they come from.
+    """ Probabilities from which classes are predicted, and the data that they were tuned on.
 
     Args:
-        values: One for each class.
+        values: Threshold of each class.
         class_names: Names of the classes.
-        dataset: Data set that they were tuned on.
-        split: Its split.
-        num_images: Number of its images.
-        positives: Images that have each class.
+        dataset: Data set of the tuning.
+        split: Split of the tuning.
+        num_images: Number of images of the tuning.
+        positives: Number of images of each class.
     """
     values: tuple[float, ...]
     class_names: tuple[str, ...]
@@ -38,12 +35,12 @@ class Thresholds:
 
 
 def tune_thresholds(logits: torch.Tensor, targets: torch.Tensor, preset: Preset) -> torch.Tensor:
-    """ The threshold of each class that gives its highest F1, half-way between two logits.
+    """ Find the threshold with the highest F1 of each class, in the middle between two logits.
 
     Args:
         logits: (N, classes).
         targets: (N, classes), 1, 0, or -1 for unknown.
-        preset: Says what unknown targets are, and the threshold of a class without positives.
+        preset: Meaning of unknown targets, and threshold of classes without positives.
 
     Returns:
         (classes,) probabilities, float64.
@@ -75,13 +72,13 @@ def describe_tuning(
         thresholds: Thresholds,
         preset: Preset,
 ) -> str:
-    """ What thresholds gain where they were tuned and where they are scored: the difference is overfitting.
+    """ Format the gain of thresholds on the tuning split and on the evaluated split; the difference is overfitting.
 
     Args:
-        tuned_on: Logits and targets that they were tuned on.
-        scored_on: Logits and targets of other images.
-        thresholds: The thresholds.
-        preset: Definition of the metrics, with the threshold that they replace.
+        tuned_on: Logits and targets of the tuning split.
+        scored_on: Logits and targets of the evaluated split.
+        thresholds: The tuned thresholds.
+        preset: Definitions of the metrics, with the threshold that they replace.
     """
     tuned = replace(preset, threshold=thresholds.values)
     rows, gains = [], []
@@ -98,7 +95,7 @@ def describe_tuning(
         'overfitting: report the evaluated split alone.')
     few = [name for name, number in zip(thresholds.class_names, thresholds.positives) if number < FEW]
     if few:
-        lines.append(f'Thresholds of fewer than {FEW} positives are mostly chance: {", ".join(few)}.')
+        lines.append(f'Thresholds from fewer than {FEW} positives are unreliable: {", ".join(few)}.')
     return '\n'.join(lines)
 
 
@@ -122,40 +119,36 @@ def load_thresholds(path: Union[str, Path], class_names: Optional[Sequence[str]]
 
     Args:
         path: The file.
-        class_names: Classes of the model, which the file must have in any order; None to take those of the file.
+        class_names: Classes of the model, which the file contains in any order; None for those of the file.
     """
+    content = read_json(path)
     try:
-        content = json.loads(Path(path).read_text(encoding='utf-8'))
         classes = {entry['name']: entry for entry in content['classes']}
         values = {name: float(entry['threshold']) for name, entry in classes.items()}
         origin = {name: content[name] for name in ('dataset', 'split', 'num_images')}
         positives = {name: entry['positives'] for name, entry in classes.items()}
-    except OSError as error:
-        raise UsageError(
-            f"Expected --thresholds to be a probability, a file that 'tune' wrote, or tune, but got {path}: "
-            f'{error.strerror}.') from error
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"Expected a file of --thresholds tune, but got {path}, which isn't: {error!r}") from error
+        raise UsageError(f'Expected a file that --thresholds tune wrote, but got {path}: {error!r}') from error
     class_names = tuple(values if class_names is None else class_names)
     if set(class_names) != set(values):
         name = sorted(set(class_names) ^ set(values))[0]
         raise UsageError(
             f'Expected thresholds of the {len(class_names)} classes of the model, but got {len(values)} in {path}, '
-            f"with '{name}' in one of them only: tune anew.")
+            f"with '{name}' in one of them only. Tune the thresholds of this model.")
     return Thresholds(
         tuple(values[name] for name in class_names), class_names,
         positives=tuple(positives[name] for name in class_names), **origin)
 
 
 def parse_thresholds(text: Optional[str], class_names: Optional[Sequence[str]]) -> Any:
-    """ What --thresholds means, apart from 'tune'.
+    """ Parse --thresholds, except for 'tune'.
 
     Args:
-        text: A probability, or a file that `save_thresholds` wrote; None for none.
+        text: A probability, or a file that `save_thresholds` wrote.
         class_names: Classes of the model.
 
     Returns:
-        A probability, `Thresholds`, or None.
+        A probability, `Thresholds`, or None if there is no text.
     """
     if text is None:
         return None

@@ -1,166 +1,17 @@
-""" Checkpoints that are always whole, remember the run they belong to, and rebuild their model """
-import argparse
-import logging
+""" Save the checkpoints of a run, and find the one to resume """
 import os
-import pickle
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from timm.models import clean_state_dict
 from torch import nn
 
 from ..errors import UsageError
 from ..files import atomic_write
-from ..models import create_model
+from .load import BEST, KEY, LAST, CheckpointInfo, read_checkpoint
 
-_logger = logging.getLogger(__name__)
-LAST, BEST = 'last.pth.tar', 'model_best.pth.tar'
 _RECOVERY = 'recovery-*.pth.tar'
-_OURS = 'timm_splicemix'  # key of what timm's checkpoints don't have
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """ What a checkpoint knows beside weights.
-
-    Args:
-        model_name: Name of the model in timm's registry.
-        model_kwargs: Arguments of `create_model` that make it again.
-        data_config: Size, normalisation, interpolation and crop of images, with timm's names.
-        class_names: Names of the classes in their order, None if unknown.
-        multi_label: Whether an image has any number of classes.
-        epoch: Last epoch that was trained to its end, None if unknown.
-        metric: Value of the metric that checkpoints are compared by, None if unknown.
-        args: Settings of the run.
-    """
-    model_name: str
-    model_kwargs: dict[str, Any] = field(default_factory=dict)
-    data_config: dict[str, Any] = field(default_factory=dict)
-    class_names: Optional[tuple[str, ...]] = None
-    multi_label: bool = True
-    epoch: Optional[int] = None
-    metric: Optional[float] = None
-    args: dict[str, Any] = field(default_factory=dict)
-
-    def state(self) -> dict[str, Any]:
-        """Plain values of what is the same in all checkpoints of a run."""
-        names = None if self.class_names is None else list(self.class_names)
-        return {
-            'model_name': self.model_name,
-            'model_kwargs': self.model_kwargs,
-            'data_config': self.data_config,
-            'class_names': names,
-            'multi_label': self.multi_label,
-        }
-
-
-def read_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
-    """ Read a checkpoint, without running any code that it may hold.
-
-    Args:
-        path: File that `torch.save` wrote: a checkpoint of a run, of timm, or weights alone.
-
-    Returns:
-        What it holds; weights alone come under 'state_dict'.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UsageError(f'Expected a checkpoint, but got {path}, which is no file.')
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # timm keeps its settings so
-            state = torch.load(path, map_location='cpu', weights_only=True)
-    except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()
-        raise UsageError(
-            f'Expected a checkpoint, but got {path}, which is not one or is not whole '
-            f'({reason[0][:120] if reason else type(error).__name__}).') from error
-    if not isinstance(state, dict):
-        raise UsageError(f'Expected a checkpoint, but got {path}, which holds a {type(state).__name__}.')
-    if 'state_dict' not in state:
-        weights = state.get('model', state)
-        if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-            raise UsageError(f'Expected a checkpoint, but got {path}, which holds no weights of a model.')
-        state = {'state_dict': weights}
-    return state
-
-
-def read_tensors(path: Union[str, Path]) -> Optional[list[torch.Tensor]]:
-    """ All weights of a file, or None for formats that only timm reads.
-
-    Args:
-        path: File of weights, in the format that its name ends in.
-    """
-    suffix = Path(path).suffix.lower()
-    if suffix in ('.npz', '.npy'):
-        return None
-    if suffix == '.safetensors':
-        try:
-            return list(load_file(path).values())
-        except (OSError, SafetensorError) as error:
-            raise UsageError(f'Expected a file of safetensors, but got {path}: {error}') from error
-    state = read_checkpoint(path)
-    parts = [state.get(name) or {} for name in ('state_dict', 'state_dict_ema')]
-    return [value for part in parts for value in part.values() if isinstance(value, torch.Tensor)]
-
-
-def load_checkpoint(
-        path: Union[str, Path],
-        use_ema: bool = True,
-        **overrides: Any,
-) -> tuple[nn.Module, CheckpointInfo]:
-    """ Rebuild the model of a checkpoint, with its pooling and weights.
-
-        model, info = load_checkpoint('output/train/run/model_best.pth.tar')
-        names = info.class_names
-
-    Args:
-        path: A checkpoint that `train.py` wrote.
-        use_ema: Take the moving average of the weights if there is one.
-        **overrides: Arguments of `create_model` that differ, such as `img_size`.
-
-    Returns:
-        The model in evaluation mode, and what the checkpoint knows beside.
-    """
-    state = read_checkpoint(path)
-    ours = state.get(_OURS)
-    if ours is None:
-        raise UsageError(
-            f'Expected a checkpoint of train.py, but got {path}, which does not say what model it is: '
-            'give --model, --num-classes and --gp.')
-    info = CheckpointInfo(
-        **{**ours['info'], 'class_names': ours['info']['class_names'] and tuple(ours['info']['class_names'])},
-        epoch=state.get('epoch'), metric=state.get('metric'), args=dict(state.get('args', {})))
-    model = create_model(info.model_name, **{**info.model_kwargs, **overrides})
-    weights = state.get('state_dict_ema') if use_ema else None
-    load_weights(model, state['state_dict'] if weights is None else weights, path)
-    return model.eval(), info
-
-
-def load_weights(model: nn.Module, state_dict: dict[str, torch.Tensor], path: Union[str, Path]) -> None:
-    """ Load weights, or say in a sentence why they don't fit.
-
-    Args:
-        model: Model that gets them.
-        state_dict: The weights.
-        path: Where they come from.
-    """
-    state_dict = clean_state_dict(state_dict)
-    mine = model.state_dict()
-    missing, unknown = sorted(mine.keys() - state_dict.keys()), sorted(state_dict.keys() - mine.keys())
-    if missing or unknown:
-        what = f'no {missing[0]}' if missing else f'{unknown[0]}, which the model has not'
-        raise UsageError(f'Expected a checkpoint of the same model, but got {path} with {what}.')
-    for name, value in mine.items():
-        if value.shape != state_dict[name].shape:
-            raise UsageError(
-                f'Expected {name} of shape {tuple(value.shape)}, but got {tuple(state_dict[name].shape)} in {path}: '
-                'it is of another model, image size or number of classes.')
-    model.load_state_dict(state_dict)
 
 
 def check_same_model(state: dict[str, Any], info: CheckpointInfo, path: Path) -> None:
@@ -173,7 +24,7 @@ def check_same_model(state: dict[str, Any], info: CheckpointInfo, path: Path) ->
     """
     if 'arch' in state and state['arch'] != info.model_name:
         raise UsageError(f"Expected a checkpoint of {info.model_name}, but got {path} of {state['arch']}.")
-    names = state.get(_OURS, {}).get('info', {}).get('class_names')
+    names = state.get(KEY, {}).get('info', {}).get('class_names')
     if names and info.class_names and list(names) != list(info.class_names):
         raise UsageError(
             f'Expected a checkpoint with the classes of the data set ({len(info.class_names)}), but got {path} with '
@@ -199,7 +50,7 @@ def find_checkpoint(path: Union[str, Path]) -> Path:
 
     def progress(file: Path) -> tuple[int, int]:
         state = read_checkpoint(file)
-        return state.get('epoch', -1), state.get(_OURS, {}).get('next_batch', 0)
+        return state.get('epoch', -1), state.get(KEY, {}).get('next_batch', 0)
 
     return candidates[0] if len(candidates) == 1 else max(candidates, key=progress)
 
@@ -255,7 +106,7 @@ class RunSaver:
             state: Content of the checkpoint.
             path: Path of the checkpoint.
         """
-        ours = state.get(_OURS, {})
+        ours = state.get(KEY, {})
         self.best_metric, self.best_epoch = ours.get('best_metric'), ours.get('best_epoch')
         self.checkpoint_files = []
         for name, metric in ours.get('checkpoint_files', ()):
@@ -322,7 +173,7 @@ class RunSaver:
             'optimizer': self.optimizer.state_dict(),
             **self.task.get_checkpoint_state(),
             **self.task.get_checkpoint_state(ema=True),
-            _OURS: {
+            KEY: {
                 'info': self.info.state(),
                 'next_batch': next_batch,
                 'best_metric': self.best_metric,

@@ -1,95 +1,112 @@
-""" A model in formats that others read, checked by running what was written
-
-    python validate.py --checkpoint output/train/RUN/model_best.pth.tar --export onnx
-"""
+""" Export a model to another format, and check the file by running it """
+import argparse
 import copy
 import json
 import logging
+import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Union
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 from ..errors import UsageError
-from ..files import atomic_write
-from ..models import create_model
-from .checkpoint import CheckpointInfo, load_weights
+from ..files import atomic_write, free_folder, write_json
+from .load import (
+    KEY,
+    CheckpointInfo,
+    best_checkpoint,
+    ema_flag,
+    load_from_flags,
+    load_model,
+    transform_model,
+)
+from .predictor import read_class_names
 
 _logger = logging.getLogger(__name__)
-_KEY = 'timm_splicemix'  # of the description in a safetensors file
 _SUFFIXES = {'onnx': '.onnx', 'torchscript': '.pt', 'safetensors': '.safetensors'}
-_TOLERANCE = 1e-3  # of a logit; other kernels sum in another order
+_TOLERANCE = 1e-3  # of a logit, as other kernels sum in another order
 Runner = Callable[[torch.Tensor], torch.Tensor]
 
 
-def is_safetensors(path: Union[str, Path]) -> bool:
-    return Path(path).suffix == _SUFFIXES['safetensors']
+def export_from_flags(args: argparse.Namespace) -> None:
+    """Load a model and export it, as the flags of export.py select."""
+    check_format(args.format, args)
+    if args.checkpoint:
+        args.checkpoint = str(best_checkpoint(args.checkpoint))
+    model, info = load_from_flags(args)
+    if args.class_map:
+        info = replace(info, class_names=read_class_names(args.class_map, None, model.num_classes))
+    model = transform_model(model, info, args.reparam, args.test_pool)
+    export_to_folder(model, info, output_folder(args, info, 'output/export', args.format), args.format)
 
 
-def read_safetensors(path: Union[str, Path]) -> tuple[dict[str, torch.Tensor], Optional[CheckpointInfo]]:
-    """ Read weights, and the description of their model if this project wrote the file.
+def check_format(export: str, args: argparse.Namespace) -> None:
+    """Raise an error if a format cannot represent the changes of the model."""
+    if export == 'safetensors' and (args.reparam or args.test_pool):
+        raise UsageError(
+            'Expected no --reparam and --test-pool for the safetensors export, which contains weights alone. Export to '
+            'onnx or torchscript.')
 
-    Args:
-        path: The file.
-    """
-    if not Path(path).is_file():
-        raise UsageError(f'Expected a checkpoint, but got {path}, which is no file.')
-    try:
-        with safe_open(str(path), 'pt') as file:
-            description = (file.metadata() or {}).get(_KEY)
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-    except (OSError, SafetensorError) as error:
-        raise UsageError(f'Expected a safetensors file, but got {path}: {error}') from error
-    if description is None:
-        return weights, None
-    info = json.loads(description)
-    return weights, CheckpointInfo(**{**info, 'class_names': info['class_names'] and tuple(info['class_names'])})
+
+def output_folder(args: argparse.Namespace, info: CheckpointInfo, parent: str, purpose: str) -> Path:
+    """Return --output, or a new folder that is named after the checkpoint, its weights and the purpose."""
+    if args.output:
+        return Path(args.output)
+    name = info.model_name
+    if args.checkpoint:
+        checkpoint = Path(args.checkpoint).resolve()
+        name = f'{checkpoint.parent.name}-{checkpoint.name.split(".")[0]}'
+    weights = {True: '-ema', False: '-plain', None: ''}[ema_flag(args)]
+    return free_folder(Path(parent) / re.sub('[/:]', '_', f'{name}{weights}-{purpose}'))
+
+
+def export_to_folder(model: nn.Module, info: CheckpointInfo, folder: Path, export: str) -> None:
+    """Export a model to a file that is named after it."""
+    export_model(model, info, folder / info.model_name.replace('/', '_'), export)
 
 
 def describe(info: CheckpointInfo) -> dict[str, Any]:
-    """What a program needs to use an exported model: sizes, normalisation, crop and class names."""
-    return json.loads(json.dumps(info.state()))
+    """What a program needs to use an exported model: size, normalisation, crop, class names, and which weights."""
+    return json.loads(json.dumps({**info.state(), 'weights': info.weights}))
 
 
 def export_model(model: nn.Module, info: CheckpointInfo, path: Union[str, Path], export: str) -> float:
-    """ Write a model, run what was written, and compare; a JSON file of the same name describes the model.
+    """ Write a model, run the written file, and compare; a JSON file of the same name describes the model.
 
-    The model takes normalised float32 images of its input size, any number of them, and gives logits.
+    The exported model takes any number of normalised float32 images of its input size, and returns logits.
 
     Args:
-        model: The model, of float32.
-        info: What is known about it.
-        path: File to write; its ending is replaced by that of the format.
+        model: The model.
+        info: Its description.
+        path: File to write, without the suffix of the format.
         export: 'onnx', 'torchscript' or 'safetensors'.
 
     Returns:
-        Largest difference between the logits of the model and those of what was written.
+        Largest difference between the logits of the model and of the written file.
     """
-    path = Path(path)
-    path = path.with_name(path.name + _SUFFIXES[export])
+    path = Path(f'{path}{_SUFFIXES[export]}')
     model = copy.deepcopy(model).to('cpu', torch.float32).eval()
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(3, *info.data_config['input_size'], generator=generator)
     with atomic_write(path) as temporary:
         run = _EXPORTERS[export](model, info, images[:2], temporary)
         difference = _compare(model, run, images)
-        if not difference <= _TOLERANCE:  # NaN too
+        if not difference <= _TOLERANCE:  # also NaN
             raise UsageError(
-                f'Expected {export} to give the same logits as the model, but got a difference of {difference:.3g}: '
-                f'{info.model_name} can not be exported so; nothing was written.')
-    with atomic_write(path.with_name(path.name + '.json')) as temporary:
-        temporary.write_text(json.dumps(describe(info), indent=2) + '\n', encoding='utf-8')
-    _logger.info(f'Exported    {path} (logits differ by at most {difference:.1e})')
+                f'The logits of {info.model_name} exported as {export} differ from those of the model by '
+                f'{difference:.3g}; nothing was written. Use another format.')
+    write_json(describe(info), f'{path}.json')
+    _logger.info(f'Exported    {path} ({info.weights} weights; logits differ by at most {difference:.1e})')
     return difference
 
 
 @torch.inference_mode()
 def _compare(model: nn.Module, run: Runner, images: torch.Tensor) -> float:
-    """Largest difference over batches of one and of several images, none of them of the size that was exported with."""
+    """Return the largest difference over two batch sizes, none of which is the one that the export used."""
     return max(float((model(batch) - run(batch)).abs().max()) for batch in (images[:1], images))
 
 
@@ -100,7 +117,7 @@ def _export_onnx(model: nn.Module, info: CheckpointInfo, images: torch.Tensor, p
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"Expected onnx, onnxscript and onnxruntime for --export onnx, but got: {error}; "
+            f"Expected onnx, onnxscript and onnxruntime for the ONNX export, but got: {error}. "
             "pip install 'timm-splicemix[export]'.") from None
     batch = torch.export.Dim('batch', min=1)
     torch.onnx.export(
@@ -111,7 +128,7 @@ def _export_onnx(model: nn.Module, info: CheckpointInfo, images: torch.Tensor, p
 
 
 def _export_torchscript(model: nn.Module, info: CheckpointInfo, images: torch.Tensor, path: Path) -> Runner:
-    with warnings.catch_warnings():  # that torch.jit is old, and that a trace is of one size, which is checked
+    with warnings.catch_warnings():  # torch.jit is deprecated, and a trace may hold for one size, which is checked
         warnings.simplefilter('ignore')
         traced = torch.jit.trace(model, images, check_trace=False)
         torch.jit.save(traced, str(path), _extra_files={'config.json': json.dumps(describe(info))})
@@ -123,19 +140,16 @@ def _export_torchscript(model: nn.Module, info: CheckpointInfo, images: torch.Te
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
             raise UsageError(
-                f'Expected TorchScript to run with {len(batch)} image(s), but got: {reason}; {info.model_name} can not '
-                'be exported so.') from error
+                f'{info.model_name} exported as TorchScript does not run with {len(batch)} image(s): {reason}. Use '
+                'another format.') from error
 
     return run
 
 
 def _export_safetensors(model: nn.Module, info: CheckpointInfo, images: torch.Tensor, path: Path) -> Runner:
     weights = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
-    save_file(weights, str(path), metadata={'format': 'pt', _KEY: json.dumps(info.state())})
-    loaded, known = read_safetensors(path)
-    again = create_model(known.model_name, **known.model_kwargs).eval()
-    load_weights(again, loaded, path)
-    return again
+    save_file(weights, str(path), metadata={'format': 'pt', KEY: json.dumps(describe(info))})
+    return load_model(path)[0]
 
 
 _EXPORTERS = {'onnx': _export_onnx, 'torchscript': _export_torchscript, 'safetensors': _export_safetensors}

@@ -1,192 +1,360 @@
-""" Models to evaluate, predict with and export: loaded as they were trained, and what is put around them """
+""" Load checkpoints: read the file, choose its weights, and rebuild the model
+
+All readers of checkpoints use the same rule for the exponential moving average (EMA) of the weights: the weights that
+the best metric was measured with are the default. These are the EMA weights if the checkpoint has them.
+"""
 import argparse
-import dataclasses
+import json
 import logging
+import pickle
+import re
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 import torch
+from safetensors import SafetensorError, safe_open
 from timm.data import resolve_data_config
-from timm.models import get_pretrained_cfg
+from timm.layers import apply_test_time_pool
+from timm.models import clean_state_dict, get_pretrained_cfg
+from timm.utils import reparameterize_model
 from torch import nn
 
 from ..errors import UsageError
-from ..models import create_model
-from .checkpoint import CheckpointInfo, load_weights, read_checkpoint
-from .export import is_safetensors, read_safetensors
+from ..models import create_model, is_max_pooled
 
 _logger = logging.getLogger(__name__)
-# What timm raises at a user: flags that a model does not take, files that are not there
-_REFUSALS = (AssertionError, AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError)
-_EMA_KEYS = ('state_dict_ema', 'model_ema')  # of this project and timm, old and new
+LAST, BEST = 'last.pth.tar', 'model_best.pth.tar'
+KEY = 'timm_splicemix'  # our entry in a checkpoint, and in the metadata of a safetensors file
+_EMA_KEYS = ('state_dict_ema', 'model_ema')
+_DATA_ARGS = ('input_size', 'img_size', 'mean', 'std', 'interpolation', 'crop_pct', 'crop_mode')
+# What timm raises for arguments that a model does not take and for missing files
+_TIMM_ERRORS = (AssertionError, AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Weights:
-    values: Optional[dict[str, torch.Tensor]] = None
-    info: Optional[CheckpointInfo] = None
-    architecture: Optional[str] = None
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """ What a checkpoint records about its model.
+
+    Args:
+        model_name: Name of the model in timm's registry.
+        model_kwargs: Arguments of `create_model` that rebuild it.
+        data_config: Size, normalisation, interpolation and crop of the images, with timm's names.
+        class_names: Names of the classes in the order of the outputs, None if unknown.
+        multi_label: True if an image can have any number of classes.
+        epoch: Last epoch that was completed, None if unknown.
+        metric: Value of the metric that selects the best checkpoint, None if unknown.
+        args: Settings of the run.
+        weights: Weights that were loaded: 'ema', 'plain', or 'pretrained' for those of timm.
+    """
+    model_name: str
+    model_kwargs: dict[str, Any] = field(default_factory=dict)
+    data_config: dict[str, Any] = field(default_factory=dict)
+    class_names: Optional[tuple[str, ...]] = None
+    multi_label: bool = True
+    epoch: Optional[int] = None
+    metric: Optional[float] = None
+    args: dict[str, Any] = field(default_factory=dict)
+    weights: str = 'plain'
+
+    def state(self) -> dict[str, Any]:
+        """Return the entries that all checkpoints of a run share, as plain values."""
+        return {
+            'model_name': self.model_name,
+            'model_kwargs': self.model_kwargs,
+            'data_config': self.data_config,
+            'class_names': None if self.class_names is None else list(self.class_names),
+            'multi_label': self.multi_label,
+        }
+
+
+# Files
+
+def read_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
+    """ Read a checkpoint of this package or of timm, or weights alone, without running code that the file may contain.
+
+    Returns:
+        The content of the file, with the weights under 'state_dict'.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f'Expected a checkpoint, but got {path}, which is not a file.')
+    if path.suffix == '.safetensors':
+        return _read_safetensors(path)
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):  # type of the settings in timm's checkpoints
+            state = torch.load(path, map_location='cpu', weights_only=True)
+    except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        code = re.search(r'GLOBAL (\S+)|(TorchScript)', str(error))
+        if code:
+            raise UsageError(
+                f'{path} contains code ({code[1] or code[2]}), which is not run. Save the weights alone: '
+                'torch.save(model.state_dict(), ...).') from error
+        raise UsageError(f'{path} is not a checkpoint, or it is truncated or damaged.') from error
+    if not isinstance(state, dict):
+        raise UsageError(f'Expected a checkpoint, but got {path}, which contains a {type(state).__name__}.')
+    if 'state_dict' not in state:
+        others = ('arch', 'args', *_EMA_KEYS) if 'model' in state else ()
+        weights = state.get('model', state)
+        if not isinstance(weights, dict) or not weights or not _are_tensors(weights):
+            raise UsageError(f'Expected a checkpoint, but got {path}, which contains no weights of a model.')
+        state = {'state_dict': weights, **{name: state[name] for name in others if name in state}}
+    return state
+
+
+def _are_tensors(weights: dict[str, Any]) -> bool:
+    return all(isinstance(value, torch.Tensor) for value in weights.values())
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    try:
+        with safe_open(str(path), 'pt') as file:
+            description = (file.metadata() or {}).get(KEY)
+            state: dict[str, Any] = {'state_dict': {name: file.get_tensor(name) for name in file.keys()}}  # noqa: SIM118
+        if description is not None:
+            state[KEY] = {'info': json.loads(description)}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UsageError(f'Expected a safetensors file, but got {path}: {error}') from error
+    return state
+
+
+def read_tensors(path: Union[str, Path]) -> Optional[list[torch.Tensor]]:
+    """Read all weights of a file, also the EMA weights; return None for NumPy files, which only timm reads."""
+    if Path(path).suffix.lower() in ('.npz', '.npy'):
+        return None
+    state = read_checkpoint(path)
+    parts = [state.get(name) or {} for name in ('state_dict', 'state_dict_ema')]
+    return [value for part in parts for value in part.values() if isinstance(value, torch.Tensor)]
+
+
+def best_checkpoint(path: Union[str, Path]) -> Path:
+    """Return the file itself, or the best checkpoint of a run's folder, else the last or a recovery checkpoint."""
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    recoveries = sorted(path.glob('recovery-*.pth.tar'), key=lambda file: file.stat().st_mtime, reverse=True)
+    found = next((file for file in (path / BEST, path / LAST, *recoveries) if file.is_file()), None)
+    if found is None:
+        raise UsageError(f'Expected a folder with checkpoints, but got {path}, which has no {BEST} or {LAST}.')
+    return found
+
+
+def _read_info(state: dict[str, Any]) -> Optional[CheckpointInfo]:
+    """Return what a checkpoint records about its model, None if it does not name it."""
+    args = state.get('args') or {}
+    args = vars(args) if isinstance(args, argparse.Namespace) else dict(args)
+    common = {'epoch': state.get('epoch'), 'metric': state.get('metric'), 'args': args}
+    if KEY in state:
+        names = {entry.name for entry in fields(CheckpointInfo)}
+        info = {name: value for name, value in state[KEY]['info'].items() if name in names}
+        return CheckpointInfo(**{**info, 'class_names': info['class_names'] and tuple(info['class_names'])}, **common)
+    name = state.get('arch') or args.get('model')
+    if not isinstance(name, str):
+        return None
+    in_chans = args['input_size'][0] if args.get('input_size') else args.get('in_chans')
+    kwargs = {'num_classes': args.get('num_classes'), 'global_pool': args.get('gp'), 'in_chans': in_chans}
+    kwargs = {**kwargs, **(args.get('model_kwargs') or {})}
+    return CheckpointInfo(name, {key: value for key, value in kwargs.items() if value is not None}, **common)
+
+
+def _choose_weights(
+        state: dict[str, Any],
+        info: Optional[CheckpointInfo],
+        use_ema: Optional[bool],
+        path: Path,
+) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the weights, and which ones they are: see `CheckpointInfo.weights`."""
+    ema = next((state[key] for key in _EMA_KEYS if state.get(key) is not None), None)
+    if ema is None:
+        kind = 'plain' if info is None else info.weights  # an exported file may contain the EMA weights alone
+        if use_ema and kind != 'ema':
+            raise UsageError(f'Expected EMA weights for --use-ema, but got none in {path}.')
+        if use_ema is False and kind == 'ema':
+            raise UsageError(f'Expected plain weights for --no-ema, but got only EMA weights in {path}.')
+        return state['state_dict'], kind
+    if use_ema is None:  # --model-ema-force-cpu keeps the EMA from being evaluated during training
+        use_ema = not (info is not None and info.args.get('model_ema_force_cpu'))
+    if use_ema:
+        _logger.info(f'Loading the EMA weights of {path} (--no-ema loads the plain weights).')
+        return ema, 'ema'
+    _logger.info(f'Loading the plain weights of {path} (--use-ema loads the EMA weights).')
+    return state['state_dict'], 'plain'
+
+
+def load_weights(model: nn.Module, state_dict: dict[str, torch.Tensor], path: Union[str, Path]) -> None:
+    """Load the weights that were read from `path`, or raise an error that names the first one that does not fit."""
+    state_dict = clean_state_dict(state_dict)
+    own = model.state_dict()
+    missing, unexpected = sorted(own.keys() - state_dict.keys()), sorted(state_dict.keys() - own.keys())
+    if missing or unexpected:
+        what = f'Missing key {missing[0]}' if missing else f'Unexpected key {unexpected[0]}'
+        raise UsageError(f'{what} in checkpoint {path}: it is of another model.')
+    for name, value in own.items():
+        if value.shape != state_dict[name].shape:
+            raise UsageError(
+                f'Expected {name} of shape {tuple(value.shape)}, but got {tuple(state_dict[name].shape)} in {path}: '
+                'it is of another model, image size or number of classes.')
+    model.load_state_dict(state_dict)
+
+
+# Models
+
+def load_checkpoint(
+        path: Union[str, Path],
+        use_ema: Optional[bool] = None,
+        **overrides: Any,
+) -> tuple[nn.Module, CheckpointInfo]:
+    """ Rebuild the model of a checkpoint, with its pooling and weights.
+
+        model, info = load_checkpoint('output/train/run')
+        names = info.class_names
+
+    Args:
+        path: Folder of a run, whose best checkpoint is loaded; checkpoint of this package, also one exported as
+            safetensors; or checkpoint of timm that names its model.
+        use_ema: True for the EMA weights, False for the plain ones, None for those that the best metric was measured
+            with: the EMA weights if the checkpoint has them.
+        **overrides: Options of `load_model` and arguments of `create_model` that replace those of the checkpoint, such
+            as `img_size`.
+
+    Returns:
+        The model in evaluation mode, and what the checkpoint records about it; `info.weights` is 'ema' or 'plain'.
+    """
+    return load_model(path, use_ema=use_ema, **overrides)
 
 
 def load_model(
-        checkpoint: Union[str, Path] = '',
+        path: Union[str, Path] = '',
         model_name: Optional[str] = None,
-        pretrained: bool = False,
-        use_ema: bool = False,
-        num_classes: Optional[int] = None,
-        global_pool: Optional[str] = None,
-        in_chans: Optional[int] = None,
-        image_size: Optional[tuple[int, int]] = None,
-        data_options: Optional[dict[str, Any]] = None,
-        model_kwargs: Optional[dict[str, Any]] = None,
+        use_ema: Optional[bool] = None,
+        img_size: Optional[Union[int, tuple[int, int]]] = None,
+        data_config: Optional[dict[str, Any]] = None,
         use_test_size: bool = False,
-        **build_kwargs: Any,
+        scriptable: bool = False,
+        **model_kwargs: Any,
 ) -> tuple[nn.Module, CheckpointInfo]:
-    """ A model in evaluation mode, with all that is known about it.
-
-    A checkpoint of this project, or a file that it exported as safetensors, knows its model, pooling, image size,
-    normalisation, crop and classes; arguments that are given win. Other checkpoints need a name. Without a checkpoint,
-    timm's own weights are taken.
+    """ Load a model for evaluation from a checkpoint, or from timm's pretrained weights if there is none.
 
     Args:
-        checkpoint: Checkpoint or safetensors file; '' for none.
-        model_name: Name of the model in timm's registry or on a hub.
-        pretrained: Take timm's weights; as without a checkpoint.
-        use_ema: Take the moving average of the weights.
-        num_classes: Size of the classifier.
-        global_pool: Pooling.
-        in_chans: Channels of images.
-        image_size: (height, width) of images.
-        data_options: What differs of crop_pct, crop_mode, mean, std and interpolation.
-        model_kwargs: Further arguments of `create_model`.
-        use_test_size: Take timm's size for testing where it has one; a checkpoint of this project is evaluated at the
-            size that it was trained at.
-        **build_kwargs: Arguments of `create_model` that are no property of the model, such as `scriptable`.
+        path: See `load_checkpoint`; '' for timm's weights.
+        model_name: Name of the model, needed if the checkpoint does not contain it.
+        use_ema: See `load_checkpoint`.
+        img_size: Size of the images, (height, width) or one number.
+        data_config: Entries that replace those of the checkpoint: crop_pct, crop_mode, mean, std, interpolation.
+        use_test_size: Use timm's size for testing if the model has one and nothing else sets the size.
+        scriptable: Build the model for TorchScript.
+        **model_kwargs: Arguments of `create_model` that replace those of the checkpoint, such as `global_pool`.
 
     Returns:
-        The model, and what is known, with the data configuration that holds.
+        The model in evaluation mode, and its description with the arguments in effect.
     """
-    if checkpoint and pretrained:
-        raise UsageError('Expected --checkpoint or --pretrained, but got both.')
-    if not checkpoint and not model_name:
-        raise UsageError('Expected --checkpoint, or --model for weights of timm, but got neither.')
-    data_options = dict(data_options or {})
-    weights = _read_weights(checkpoint, use_ema) if checkpoint else _Weights()
-    if use_ema and not checkpoint:
-        raise UsageError('Expected --checkpoint with --use-ema, but got none.')
-    options = {'num_classes': num_classes, 'global_pool': global_pool, 'in_chans': in_chans, **(model_kwargs or {})}
-    options = {name: value for name, value in options.items() if value is not None}
-    saved = weights.info
-    if saved is not None:
-        _check_agrees(saved, model_name, num_classes, checkpoint)
-        options = {**saved.model_kwargs, **options}
-        name = saved.model_name
-    else:
-        name = model_name or weights.architecture
-        if name is None:
-            raise UsageError(f'Expected --model with {checkpoint}, which does not say what model it is, but got none.')
-        if 'num_classes' not in options and weights.values is not None:
-            options.update(_count_classes(name, weights.values))
-        cfg = get_pretrained_cfg(name)
-        if image_size and cfg is not None and cfg.fixed_input_size and image_size != tuple(cfg.input_size[1:]):
-            options.setdefault('img_size', image_size)
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size and tuple(img_size)
+    overrides = {name: value for name, value in model_kwargs.items() if value is not None}
+    saved, values, weights = None, None, 'pretrained'
+    if path:
+        path = best_checkpoint(path)
+        state = read_checkpoint(path)
+        saved = _read_info(state)
+        values, weights = _choose_weights(state, saved, use_ema, path)
+    elif use_ema is not None:
+        raise UsageError('Expected a checkpoint with --use-ema or --no-ema, but got none.')
+    elif not model_name:
+        raise UsageError("Expected a checkpoint, or --model for timm's pretrained weights, but got neither.")
+    is_ours = saved is not None and bool(saved.data_config)
+    if is_ours:
+        _check_agrees(saved, model_name, overrides.get('num_classes'), path)
+    elif saved is None or model_name not in (None, saved.model_name):
+        if model_name is None:
+            raise UsageError(f'Expected --model, as {path} does not contain the name of its model.')
+        saved = CheckpointInfo(model_name)
+    options = {**saved.model_kwargs, **overrides}
+    if not is_ours:
+        options = _complete(saved, options, size, values)
 
     try:
-        model = create_model(name, pretrained=weights.values is None, **build_kwargs, **options)
-    except _REFUSALS as error:
-        raise UsageError(f"Expected model '{name}' to load, but got: {error or repr(error)}") from error
-    if weights.values is not None:
-        load_weights(model, weights.values, checkpoint)
-    if saved is None:
-        options['num_classes'] = model.num_classes
-        saved = CheckpointInfo(name, options)
-        data_config = resolve_data_config({'in_chans': in_chans}, model=model, use_test_size=use_test_size)
-    else:
-        data_config = dict(saved.data_config)
-    channels = options.get('in_chans', 3)
-    trained_size = tuple(data_config['input_size'][1:])
-    data_config['input_size'] = (channels, *(image_size or trained_size))
-    for key in ('mean', 'std'):
-        own = data_config[key]
-        if len(own) not in (1, channels):  # those of colours
-            own = (sum(own) / len(own),)
-        data_config[key] = _per_channel(key, data_options.pop(key, own), channels)
-    data_config.update(data_options)
+        model = create_model(
+            saved.model_name, pretrained=values is None, **({'scriptable': True} if scriptable else {}), **options)
+    except _TIMM_ERRORS as error:
+        raise UsageError(f"Cannot create model '{saved.model_name}': {error or repr(error)}") from error
+    if values is not None:
+        load_weights(model, values, path)
     model.eval()
-    made_for = options.get('img_size')
-    if made_for is not None:
-        trained_size = (made_for, made_for) if isinstance(made_for, int) else tuple(made_for)
-    set_image_size(model, data_config['input_size'], trained_size)
-    if hasattr(model, 'set_input_size') and trained_size != data_config['input_size'][1:]:
-        options['img_size'] = data_config['input_size'][1:]
-    return model, dataclasses.replace(saved, model_kwargs=options, data_config=data_config)
+    options['num_classes'] = model.num_classes
+    config = saved.data_config
+    if not is_ours:
+        settings = {name: saved.args.get(name) for name in _DATA_ARGS}
+        config = resolve_data_config(
+            {**settings, 'in_chans': options.get('in_chans')}, model=model, use_test_size=use_test_size)
+    trained_size = tuple(config['input_size'][1:])
+    config = _replace_config(config, data_config or {}, options.get('in_chans', 3), size or trained_size)
+
+    built_size = options.get('img_size')
+    if built_size is not None:
+        trained_size = (built_size, built_size) if isinstance(built_size, int) else tuple(built_size)
+    if not is_ours or overrides or config['input_size'][1:] != trained_size:
+        set_image_size(model, config['input_size'], trained_size)
+    if hasattr(model, 'set_input_size') and trained_size != config['input_size'][1:]:
+        options['img_size'] = config['input_size'][1:]
+    return model, replace(saved, model_kwargs=options, data_config=config, weights=weights)
 
 
-def _read_weights(checkpoint: Union[str, Path], use_ema: bool) -> _Weights:
-    if is_safetensors(checkpoint):
-        if use_ema:
-            raise UsageError(f'Expected a checkpoint for --use-ema, but got {checkpoint}, which has no moving average.')
-        return _Weights(*read_safetensors(checkpoint))
-    state = read_checkpoint(checkpoint)
-    ema = next((state[key] for key in _EMA_KEYS if state.get(key) is not None), None)
-    if use_ema and ema is None:
-        raise UsageError(f'Expected a moving average of the weights for --use-ema, but got none in {checkpoint}.')
-    if ema is not None and not use_ema:
-        _logger.info(f'Takes the plain weights of {checkpoint}; --use-ema takes their moving average.')
-    values = ema if use_ema else state['state_dict']
-    if 'timm_splicemix' not in state:
-        return _Weights(values, architecture=state.get('arch'))
-    saved = state['timm_splicemix']['info']
-    names = saved['class_names'] and tuple(saved['class_names'])
-    info = CheckpointInfo(
-        **{**saved, 'class_names': names}, epoch=state.get('epoch'), metric=state.get('metric'),
-        args=dict(state.get('args') or {}))
-    return _Weights(values, info)
+def _check_agrees(info: CheckpointInfo, model_name: Optional[str], num_classes: Optional[int], path: Path) -> None:
+    for flag, given, saved in (
+            ('--model', model_name, info.model_name),
+            ('--num-classes', num_classes, info.model_kwargs.get('num_classes'))):
+        if None not in (given, saved) and given != saved:
+            raise UsageError(f'Expected {flag} {saved}, as in {path}, but got {given}. Omit {flag}.')
 
 
-def _check_agrees(
+def _complete(
         info: CheckpointInfo,
-        model_name: Optional[str],
-        num_classes: Optional[int],
-        checkpoint: Union[str, Path],
-) -> None:
-    if model_name not in (None, info.model_name):
-        raise UsageError(
-            f'Expected --model {info.model_name}, as {checkpoint} says, but got {model_name}: leave it out.')
-    saved = info.model_kwargs.get('num_classes')
-    if None not in (num_classes, saved) and num_classes != saved:
-        raise UsageError(f'Expected --num-classes {saved}, as {checkpoint} says, but got {num_classes}: leave it out.')
+        options: dict[str, Any],
+        size: Optional[tuple[int, int]],
+        weights: Optional[dict[str, torch.Tensor]],
+) -> dict[str, Any]:
+    """Add the number of classes and the image size that the weights of another program need."""
+    options = dict(options)
+    cfg = get_pretrained_cfg(info.model_name)
+    if cfg is None:
+        return options
+    if weights is not None and 'num_classes' not in options:
+        layer = cfg.classifier[0] if isinstance(cfg.classifier, (tuple, list)) else cfg.classifier
+        key = next((key for key in (f'{layer}.weight', f'module.{layer}.weight') if key in weights), None)
+        if key is not None:
+            options['num_classes'] = len(weights[key])
+    if info.args.get('input_size'):
+        size = tuple(info.args['input_size'][1:])
+    elif info.args.get('img_size'):
+        size = (info.args['img_size'],) * 2
+    if size and cfg.fixed_input_size and size != tuple(cfg.input_size[1:]):
+        options.setdefault('img_size', size)
+    return options
 
 
-def _count_classes(name: str, weights: dict[str, torch.Tensor]) -> dict[str, int]:
-    """Size of the classifier of weights that come without a description."""
-    cfg = get_pretrained_cfg(name)
-    layer = cfg.classifier if cfg is not None else None
-    layer = layer[0] if isinstance(layer, (tuple, list)) else layer
-    weight = next((weights[key] for key in (f'{layer}.weight', f'module.{layer}.weight') if key in weights), None)
-    return {} if weight is None else {'num_classes': len(weight)}
+def _replace_config(
+        config: dict[str, Any],
+        changes: dict[str, Any],
+        channels: int,
+        size: tuple[int, int],
+) -> dict[str, Any]:
+    config = {**config, **changes, 'input_size': (channels, *size)}
+    for name in ('mean', 'std'):
+        values = tuple(config[name])
+        if name not in changes and len(values) not in (1, channels):  # those of RGB images
+            values = (sum(values) / len(values),)
+        if len(values) not in (1, channels):
+            raise UsageError(f'Expected --{name} with 1 or {channels} values (channels), but got {len(values)}.')
+        config[name] = values * channels if len(values) == 1 else values
+    return config
 
 
-def _per_channel(name: str, values: Sequence[float], channels: int) -> tuple[float, ...]:
-    values = tuple(values)
-    if len(values) == 1:
-        values *= channels
-    if len(values) != channels:
-        raise UsageError(f'Expected --{name} with 1 number or {channels}, one for each channel, but got {len(values)}.')
-    return values
+def set_image_size(model: nn.Module, input_size: Sequence[int], current: Optional[Sequence[int]] = None) -> None:
+    """ Set the image size of a model in place, and check by a forward pass that it works.
 
-
-def set_image_size(
-        model: nn.Module,
-        input_size: Sequence[int],
-        current: Optional[Sequence[int]] = None,
-) -> None:
-    """ Make a model take images of a size, or say that it can't.
-
-    Position embeddings and windows are made anew for the size, by timm; convolutions take any.
+    timm resamples position embeddings and windows; convolutions work with any size.
 
     Args:
-        model: The model; changed.
+        model: The model.
         input_size: (channels, height, width).
         current: (height, width) that the model takes now, None if unknown.
     """
@@ -197,38 +365,70 @@ def set_image_size(
         parameter = next(model.parameters())
         with torch.inference_mode():
             model(torch.zeros(1, *input_size, device=parameter.device, dtype=parameter.dtype))
-    except (*_REFUSALS, ValueError) as error:
+    except (*_TIMM_ERRORS, ValueError) as error:
         reason = (str(error) or repr(error)).splitlines()[0]
         raise UsageError(
-            f'Expected an image size that {type(model).__name__} takes, but got {size[0]} x {size[1]} with '
-            f'{input_size[0]} channels: {reason}') from error
+            f'{type(model).__name__} does not take images of {size[0]} x {size[1]} with {input_size[0]} channels: '
+            f'{reason}') from error
 
 
-_logger = logging.getLogger(__name__)
+# Flags
+
+def ema_flag(args: argparse.Namespace) -> Optional[bool]:
+    """Return `use_ema` of `load_checkpoint` from --use-ema and --no-ema."""
+    return True if args.use_ema else False if args.no_ema else None
 
 
-def model_options(args: argparse.Namespace, given: Optional[set[str]] = None) -> dict[str, Any]:
-    """ Turn the flags that name a model into arguments of `load_model`.
+def load_from_flags(
+        args: argparse.Namespace,
+        given: Optional[set[str]] = None,
+        **options: Any,
+) -> tuple[nn.Module, CheckpointInfo]:
+    """ Load the model that the flags of validate, predict or export select.
 
     Args:
-        args: What the parser of validate or predict returned.
-        given: Flags that the user set; where there is a default model, it counts only if it is among them.
+        args: Flags.
+        given: Flags that the user set; with them, --model counts only if it is among them.
+        **options: Further options of `load_model`.
     """
-    size = None
-    if args.input_size:
-        size = tuple(args.input_size[1:])
-    elif args.img_size:
-        size = (args.img_size, args.img_size)
-    return {
-        'checkpoint': args.checkpoint,
-        'model_name': args.model if given is None or 'model' in given else None,
-        'pretrained': args.pretrained,
-        'use_ema': args.use_ema,
+    if args.checkpoint and args.pretrained:
+        raise UsageError('Expected --checkpoint or --pretrained, but got both.')
+    config = {name: getattr(args, name) for name in ('crop_pct', 'crop_mode', 'mean', 'std', 'interpolation')}
+    model_kwargs = {
         'num_classes': args.num_classes,
         'global_pool': args.gp,
         'in_chans': args.input_size[0] if args.input_size else args.in_chans,
-        'image_size': size,
-        'data_options': {
-            name: getattr(args, name) for name in ('crop_pct', 'crop_mode', 'mean', 'std', 'interpolation')
-            if getattr(args, name)},
+        'img_size': tuple(args.input_size[1:]) if args.input_size else args.img_size,
+        **getattr(args, 'model_kwargs', {}),
     }
+    return load_model(
+        args.checkpoint,
+        model_name=args.model if given is None or 'model' in given else None,
+        use_ema=ema_flag(args),
+        data_config={name: value for name, value in config.items() if value},
+        **options,
+        **model_kwargs,
+    )
+
+
+def transform_model(model: nn.Module, info: CheckpointInfo, reparam: bool, test_pool: bool) -> nn.Module:
+    """Fuse the branches of a model (--reparam), and average its classifier over larger images (--test-pool)."""
+    if reparam:
+        model = reparameterize_model(model)
+    if not test_pool:
+        return model
+    input_size = info.data_config['input_size']
+    if is_max_pooled(model, input_size):
+        raise UsageError('Expected a model with average pooling for --test-pool, but got max pooling.')
+    num_classes = model.num_classes
+    try:
+        model, changed = apply_test_time_pool(model, info.data_config)
+    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+        raise UsageError(f'{info.model_name} does not support --test-pool.') from error
+    if not changed:
+        raise UsageError(
+            f'Expected images larger than in pre-training for --test-pool, but got {input_size[1]} x {input_size[2]}.')
+    model.num_classes = num_classes
+    model.eval()
+    set_image_size(model, input_size, input_size[1:])
+    return model

@@ -20,9 +20,9 @@ from ..models import (
     mean_prior_bias,
     prior_bias,
 )
-from .checkpoint import CheckpointInfo, read_tensors
 from .engine import Step
 from .factory import is_multi_label
+from .load import CheckpointInfo, read_tensors
 from .machine import set_seed
 
 

@@ -18,9 +18,10 @@ from ..loss import binary_cross_entropy, union_cross_entropy
 from ..mix import as_mixer
 from ..results import format_metrics
 from ..task import SpliceMixTask
-from .checkpoint import CheckpointInfo, RunSaver, check_same_model, load_weights
+from .checkpoint import RunSaver, check_same_model
 from .engine import Epoch, Hooks, Step, StopTraining, evaluate, loader_length, train_one_epoch
 from .factory import create_meter, wrap_task
+from .load import CheckpointInfo, load_weights
 from .machine import broadcast_flag, set_seed
 from .model import set_training
 from .optimizer import create_scheduler, load_optimizer, load_scheduler_state, resume_scheduler, scheduler_state
@@ -205,8 +206,8 @@ class Trainer(Hooks):
         best, best_epoch = self.saver.save_checkpoint(epoch, metric)
         if metric is not None:
             _logger.info(
-                f'Epoch {epoch}: {args.eval_metric} {metric:.3f}, best {best:.3f} (epoch {best_epoch}), '
-                f'loss {train_metrics["loss"]:.4f}')
+                f'Epoch {epoch}: {"EMA " * self._evaluates_ema}{args.eval_metric} {metric:.3f}, best {best:.3f} '
+                f'(epoch {best_epoch}), loss {train_metrics["loss"]:.4f}')
 
     def _train_epoch(self) -> dict[str, float]:
         args = self.args
