@@ -1,6 +1,5 @@
-""" Files and tables of an evaluation, and the comparison of several """
+""" Files and tables of an evaluation: results.json, results.csv, scores.npz, per_class_ap.csv """
 import functools
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
@@ -19,45 +18,19 @@ from .files import (
     write_json,
 )
 
-_logger = logging.getLogger(__name__)
-
-
-def format_metrics(row: dict[str, str]) -> str:
-    """ A table of the metrics of an epoch: the multi-label ones overall and for the top 3 side by side.
-
-    Args:
-        row: Row of a summary.
-    """
-    lines = []
-    for prefix, title in (('eval_', ''), ('eval_ema_', 'EMA ')):
-        values = {
-            name.removeprefix(prefix): float(value) for name, value in row.items()
-            if name.startswith(prefix) and value and not (prefix == 'eval_' and name.startswith('eval_ema_'))}
-        if 'mAP' in values:
-            names = ('CP', 'CR', 'CF1', 'OP', 'OR', 'OF1')
-            lines += [
-                f'{title}mAP {values["mAP"]:.2f}, loss {values["loss"]:.4f}',
-                '        ' + ''.join(f'{name:>8}' for name in names),
-                '  all   ' + ''.join(f'{values[name]:8.2f}' for name in names),
-                '  top 3 ' + ''.join(f'{values[f"{name}_3"]:8.2f}' for name in names)]
-        elif values:
-            lines.append(title + ', '.join(f'{name} {value:.4g}' for name, value in values.items()))
-    return '\n'.join(lines)
-
-
 RESULTS, SCORES, CLASSES = 'results.json', 'scores.npz', 'per_class_ap.csv'
 _NEEDED = {'metrics', 'preset', 'dataset', 'split', 'num_images', 'num_classes', 'model'}  # in results.json
 
 
 @dataclass(frozen=True)
 class Scores:
-    """ What a model says of each image, to compute anything from.
+    """ Logits and targets of all images of an evaluation.
 
     Args:
         scores: (N, classes) float32 logits.
         targets: (N, classes) int8, 1, 0, or -1 for unknown.
         class_names: Names of the classes.
-        indices: (N,) places in the data set, None if it is streamed without.
+        indices: (N,) indices in the data set, None if it has none.
         filenames: File of each image, () if unknown.
     """
     scores: torch.Tensor
@@ -67,7 +40,7 @@ class Scores:
     filenames: tuple[str, ...] = ()
 
     def save(self, path: Union[str, Path]) -> None:
-        """Write arrays scores, targets, class_names, and indices and filenames where they are known."""
+        """Write the arrays scores, targets, class_names and, if known, indices and filenames."""
         arrays = {
             'scores': self.scores.numpy(), 'targets': self.targets.numpy(), 'class_names': np.array(self.class_names)}
         if self.indices is not None:
@@ -79,7 +52,6 @@ class Scores:
 
     @classmethod
     def load(cls, path: Union[str, Path]) -> 'Scores':
-        """Read what `save` wrote."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = dict(file)
@@ -93,10 +65,10 @@ class Scores:
 
 
 def class_rows(scores: Scores, average_precisions: torch.Tensor) -> list[dict[str, Any]]:
-    """ Rows of the table of classes, the best first, those without positives last.
+    """ Create the rows of per_class_ap.csv, sorted by AP, with classes without positives last.
 
     Args:
-        scores: Targets are counted.
+        scores: Scores with the targets to count.
         average_precisions: (classes,) in percent, NaN for a class without positives.
     """
     positives, unknown = ((scores.targets == value).sum(dim=0).tolist() for value in (1, -1))
@@ -107,32 +79,39 @@ def class_rows(scores: Scores, average_precisions: torch.Tensor) -> list[dict[st
 
 
 def format_classes(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of classes as text."""
     return format_table([{**row, 'AP': row['AP'] if row['positives'] else None} for row in rows])
 
 
-def format_result(metrics: dict[str, float]) -> str:
-    """ Metrics as text: the multi-label ones overall and for the top 3 side by side.
+def format_metrics(metrics: dict[str, float], title: str = '') -> str:
+    """ Format metrics as text, multi-label ones as a table of all predictions and the top 3.
 
     Args:
-        metrics: With the names of a meter.
+        metrics: Metrics of a meter and the loss.
+        title: Text before the first metric.
     """
     if 'mAP' not in metrics:
-        return ', '.join(f'{name} {value:.4g}' for name, value in metrics.items())
+        return title + ', '.join(f'{name} {value:.4g}' for name, value in metrics.items())
     names = ('CP', 'CR', 'CF1', 'OP', 'OR', 'OF1')
-    return '\n'.join([
-        f'mAP {metrics["mAP"]:.2f}, loss {metrics["loss"]:.4f}',
-        '        ' + ''.join(f'{name:>8}' for name in names),
-        '  all   ' + ''.join(f'{metrics[name]:8.2f}' for name in names),
-        '  top 3 ' + ''.join(f'{metrics[f"{name}_3"]:8.2f}' for name in names)])
+    rows = [
+        {'': title, **{name: metrics[name + suffix] for name in names}}
+        for title, suffix in (('  all', ''), ('  top 3', '_3'))]
+    return f'{title}mAP {metrics["mAP"]:.2f}, loss {metrics["loss"]:.4f}\n{format_table(rows)}'
+
+
+def format_epoch(row: dict[str, str]) -> str:
+    """Format the metrics of an epoch, a row of summary.csv, with those of the EMA weights."""
+    lines = []
+    for prefix, title in (('eval_', ''), ('eval_ema_', 'EMA ')):
+        metrics = {
+            name.removeprefix(prefix): float(value) for name, value in row.items()
+            if name.startswith(prefix) and value and not (prefix == 'eval_' and name.startswith('eval_ema_'))}
+        if metrics:
+            lines.append(format_metrics(metrics, title))
+    return '\n'.join(lines)
 
 
 def flat_row(result: dict[str, Any]) -> dict[str, Any]:
-    """ A result as one row: what was evaluated, then the metrics.
-
-    Args:
-        result: Content of results.json.
-    """
+    """Flatten the content of results.json to one row of a CSV file."""
     row = {}
     for name, value in result.items():
         if isinstance(value, (list, tuple)) and all(isinstance(part, (int, float)) for part in value):
@@ -148,15 +127,15 @@ def write_result(
         scores: Optional[Scores],
         rows: Sequence[dict[str, Any]],
 ) -> None:
-    """ Write all files of one evaluation, except for pictures.
+    """ Write the files of an evaluation, except for plots.
 
     Args:
         result: Content of results.json.
-        folder: Where to.
-        scores: Scores of all images, None for single labels.
-        rows: What `class_rows` returned, () for single labels.
+        folder: Output folder.
+        scores: Scores of all images, None for single-label data.
+        rows: Rows that `class_rows` returned, () for single-label data.
     """
-    if scores is not None:  # before the results, which speak of them
+    if scores is not None:  # results.json is the last, so that a folder with it is complete
         scores.save(folder / SCORES)
         write_csv(rows, folder / CLASSES)
     write_csv([flat_row(result)], folder / 'results.csv')
@@ -164,11 +143,11 @@ def write_result(
 
 
 def format_sizes(sizes: Sequence[dict[str, Any]], metric: str = 'mAP') -> str:
-    """ The table of the low-resolution study.
+    """ Format the metrics at several image sizes as a table.
 
     Args:
-        sizes: Size and metrics, for each size.
-        metric: What is compared.
+        sizes: Rows of sizes.csv.
+        metric: Metric whose change to the training size is shown.
     """
     names = [name for name in ('mAP', 'CF1', 'OF1', 'top1', 'top5') if name in sizes[0]]
     reference = next((row for row in sizes if row['trained']), sizes[0])
@@ -176,7 +155,7 @@ def format_sizes(sizes: Sequence[dict[str, Any]], metric: str = 'mAP') -> str:
         'size': f'{row["size"]} *' if row['trained'] else str(row['size']),
         **{name: row[name] for name in names}, 'change': row[metric] - reference[metric],
     } for row in sizes]
-    return f'{format_table(rows, {"change": "+.2f"})}\n* size of training'
+    return f'{format_table(rows, {"change": "+.2f"})}\n* training size'
 
 
 @dataclass(frozen=True)
@@ -259,8 +238,8 @@ def _check_comparable(first: Result, other: Result, first_file: Path, other_file
         names = ['{dataset} {split}'.format(**result.content).strip() for result in (first, other)]
         raise UsageError(
             f'Expected results of the same data set, but got {first_file} ({names[0]}) and {other_file} ({names[1]}), '
-            f'with {what}: evaluate both on the same images.')
+            f'with {what}. Evaluate both on the same images.')
     if first.content['preset'] != other.content['preset']:
         raise UsageError(
             f"Expected results of the same metrics, but got --metrics {first.content['preset']} in {first_file} and "
-            f"{other.content['preset']} in {other_file}: evaluate both with the same.")
+            f"{other.content['preset']} in {other_file}. Evaluate both with the same.")

@@ -35,7 +35,7 @@ from .results import (
     RESULTS,
     flat_row,
     format_classes,
-    format_result,
+    format_metrics,
     format_sizes,
     write_result,
 )
@@ -168,7 +168,7 @@ def log_results(args: argparse.Namespace, evaluation: Evaluation, folder: Path) 
         _logger.info(f'\nMetrics     {result["definitions"]}')
     _logger.info(
         f'{result["num_images"]:,} images of {args.dataset or args.data_dir} {args.split}, {result["weights"]} weights')
-    _logger.info(format_result(result['metrics']))
+    _logger.info(format_metrics(result['metrics']))
     _logger.info(f'\nResults     {folder / RESULTS}')
 
 

@@ -16,7 +16,7 @@ from ..draw import draw_curves, save_batch
 from ..errors import UsageError
 from ..loss import binary_cross_entropy, union_cross_entropy
 from ..mix import as_mixer
-from ..results import format_metrics
+from ..results import format_epoch
 from ..task import SpliceMixTask
 from .checkpoint import RunSaver, check_same_model
 from .engine import Epoch, Hooks, Step, StopTraining, evaluate, loader_length, train_one_epoch
@@ -305,7 +305,7 @@ class Trainer(Hooks):
         if self.saver.best_epoch is not None:
             rows = {int(row['epoch']): row for row in self.tracker.rows}
             _logger.info(f'\nBest epoch {self.saver.best_epoch}:')
-            _logger.info(format_metrics(rows.get(self.saver.best_epoch, {})))
+            _logger.info(format_epoch(rows.get(self.saver.best_epoch, {})))
         _logger.info(f'\nCheckpoint  {best}\nCurves      {self.folder / "curves.png"}')
         flags = {
             '--data-dir': args.data_dir, '--dataset': args.dataset, '--class-map': args.class_map,
