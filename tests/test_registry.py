@@ -11,11 +11,11 @@ from PIL import Image
 import timm_splicemix as tsm
 from timm_splicemix.data import (
     check_same_classes,
-
-from .helpers import raises_error
     create_dataset,
     create_loader,
 )
+
+from .helpers import raises_error
 
 CPU = torch.device('cpu')
 

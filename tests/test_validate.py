@@ -195,7 +195,7 @@ def test_two_processes_give_the_digits_of_one(run, place, tmp_path, plots):
     (['--compare', 'a', 'b'], '--compare alone'),
     (['--split', 'holiday'], 'holiday'),
     (['--checkpoint', 'nowhere.pth'], 'which is not a file'),
-    (['--data-dir', 'nowhere'], 'which does not exist'),
+    (['--data-dir', 'nowhere'], 'does not exist: nowhere'),
 ])
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
 def test_bad_flags_are_one_line(place, capsys, tmp_path, flags, message):

@@ -335,9 +335,8 @@ def read_valid_labels(path: str, num_outputs: int) -> list[int]:
 
 def check_disjoint(tuned: Dataset, evaluated: Dataset, tune_split: str, split: str) -> None:
     """Raise an error if thresholds would be tuned on images that they are evaluated on."""
-    tuned_on, evaluated_on = (
-        dataset.reader.locations() if isinstance(dataset, MultiLabelDataset) else set() for dataset in (tuned, evaluated))
-    shared = len(tuned_on & evaluated_on)
+    places = [part.reader.locations() if isinstance(part, MultiLabelDataset) else set() for part in (tuned, evaluated)]
+    shared = len(places[0] & places[1])
     if shared or tune_split == split:
         what = f'{shared:,} images of both' if shared else f"'{split}' for both"
         raise UsageError(
