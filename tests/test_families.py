@@ -120,19 +120,19 @@ if TIMM_1_0_30:
     del FAMILIES['cspnext']  # new in 1.0.31
 # Families without GMP, and why; all but cpubone can't do consistency learning either.
 NO_MAX = {
-    'coat': 'its head combines 3 outputs of several scales, branches or stages',
-    'cpubone': 'works on the map before or while it pools it',
-    'crossvit': 'its head combines 2 outputs of several scales, branches or stages',
-    'efficientvim': 'its head combines 4 outputs of several scales, branches or stages',
-    'pit': 'its features are class tokens alone',
+    'coat': 'its head combines 3 feature maps of several scales, branches or stages',
+    'cpubone': 'processes the map before or during pooling',
+    'crossvit': 'its head combines 2 feature maps of several scales, branches or stages',
+    'efficientvim': 'its head combines 4 feature maps of several scales, branches or stages',
+    'pit': 'its features are class tokens only',
     'volo': 'it reads class tokens',
 }
 NO_CONSISTENCY = {
-    'coat': 'its head combines 3 outputs of several scales, branches or stages',
-    'crossvit': 'its head combines 2 outputs of several scales, branches or stages',
-    'efficientvim': 'its head combines 4 outputs of several scales, branches or stages',
-    'pit': 'its features are class tokens alone',
-    'volo': 'it reads the class token, which has seen all cells',
+    'coat': 'its head combines 3 feature maps of several scales, branches or stages',
+    'crossvit': 'its head combines 2 feature maps of several scales, branches or stages',
+    'efficientvim': 'its head combines 4 feature maps of several scales, branches or stages',
+    'pit': 'its features are class tokens only',
+    'volo': 'its head reads the class token',
 }
 # Where timm itself can't: the maximum is taken before an average head.
 MAX_BEFORE_HEAD = {
@@ -310,7 +310,7 @@ def test_features_are_laid_out_as_the_image(family):
 
 @pytest.mark.parametrize('family', families(NO_MAX))
 def test_a_family_without_max_pooling_says_why_and_trains_with_plain_splicemix(family):
-    with raises_error(f'for --gp max, but got {FAMILIES[family][0]}: .*{NO_MAX[family]}'):
+    with raises_error(f'--gp max is not possible for {FAMILIES[family][0]}: .*{NO_MAX[family]}'):
         make_model(family)
     model, size = make_model(family, None)
     assert not is_max_pooled(model, size)
@@ -321,7 +321,7 @@ def test_a_family_without_max_pooling_says_why_and_trains_with_plain_splicemix(f
 @pytest.mark.parametrize('family', families(NO_CONSISTENCY))
 def test_a_family_without_consistency_learning_says_why(family):
     model, size = make_model(family, None)
-    with raises_error(f'but got .*{FAMILIES[family][0]}: {NO_CONSISTENCY[family]}'):
+    with raises_error(f'{FAMILIES[family][0]} cannot be used for consistency learning: {NO_CONSISTENCY[family]}'):
         check_consistency(model, size)
 
 

@@ -91,13 +91,13 @@ def test_biases_that_are_not_there_are_refused():
     model = make_model('test_resnet')
     model.fc = nn.Linear(model.fc.in_features, CLASSES, bias=False)
     init_classifier(model, std=0.01, scale=2.)
-    with raises_error('Expected a classifier with biases to set them, but got one without'):
+    with raises_error('Cannot set the bias of a classifier that has none'):
         init_classifier(model, bias=0.)
 
 
 def test_a_model_without_a_classifier_is_refused():
     model = timm.create_model('test_resnet', num_classes=0)
-    with raises_error('Expected a model with a classifier, but got ResNet, which has none'):
+    with raises_error('Expected a model with a classifier, but ResNet has none'):
         classifier_parameters(model)
 
 

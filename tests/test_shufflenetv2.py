@@ -181,7 +181,7 @@ def test_the_classifier_can_be_reset():
 
 
 def test_a_classifier_needs_pooling():
-    message = "Expected a global_pool for a classifier of 6 classes, but got ''"
+    message = "Expected a global_pool for 6 classes, but got ''"
     with pytest.raises(ValueError, match=message):
         timm.create_model(SMALL, num_classes=6, global_pool='')
     model = timm.create_model(SMALL, num_classes=0, global_pool='')

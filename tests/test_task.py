@@ -394,6 +394,6 @@ def test_invalid_settings_are_refused_before_training():
     with raises_error('Expected a consistency weight of at least 0, but got -1'):
         make_task(consistency_weight=-1)
     model = create_model('test_vit', num_classes=5)
-    with raises_error('Expected a head that sees the feature map alone for consistency learning'):
+    with raises_error('cannot be used for consistency learning: its head reads the class token'):
         make_task(model, consistency_weight=1., input_size=(3, 160, 160))
     make_task(model, input_size=(3, 160, 160))  # plain SpliceMix suits all

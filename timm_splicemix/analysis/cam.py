@@ -83,7 +83,7 @@ class PositionHead:
                 ) from error
             try:
                 probe = HeadProbe(model, feature_map, features)
-                head = cls(model, feature_map, not probe.sees_maps_alone())
+                head = cls(model, feature_map, not probe.depends_on_maps_only())
                 logits = head(features)
             except REFUSALS as error:
                 raise UsageError(

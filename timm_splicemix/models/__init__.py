@@ -1,4 +1,4 @@
-""" What timm's model zoo lacks """
+""" Models: max pooling and feature maps for all families of timm, the classifier, ShuffleNetV2 """
 from .classifier import (
     classifier_parameters,
     freeze_batch_norm,

@@ -1,4 +1,4 @@
-""" The classifier of a timm model: which parameters it has, and how a new one starts """
+""" The classifier of a timm model: its parameters and its initialisation """
 import math
 from typing import Optional, Union
 
@@ -7,28 +7,25 @@ from torch import nn
 
 from ..errors import UsageError
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 
 def _classifiers(model: nn.Module) -> list[nn.Module]:
-    """Layers that give logits; models with a distilled head have two."""
     found = model.get_classifier()
-    heads = found if isinstance(found, (tuple, list)) else [found]
+    heads = found if isinstance(found, (tuple, list)) else [found]  # models with a distilled head have two
     return [head for head in heads if isinstance(head, nn.Module)]
 
 
 def classifier_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """ Parameters of the classifier; all others are the backbone.
-
-    Args:
-        model: A timm model.
-    """
+    """The parameters of the classifier; all others belong to the backbone."""
     parameters = [parameter for head in _classifiers(model) for parameter in head.parameters()]
     if not parameters:
-        raise UsageError(f'Expected a model with a classifier, but got {type(model).__name__}, which has none.')
+        raise UsageError(f'Expected a model with a classifier, but {type(model).__name__} has none.')
     return parameters
 
 
 def _output_layers(model: nn.Module) -> list[nn.Module]:
-    """Layers that give logits; heads of several branches (crossvit, efficientvim, repvit) have some in one module."""
+    """Layers that return logits; the heads of crossvit, efficientvim and repvit contain several."""
     layers = [module for head in _classifiers(model) for module in head.modules()]
     weights = [getattr(layer, 'weight', None) for layer in layers]
     return [
@@ -43,13 +40,13 @@ def init_classifier(
         scale: Optional[float] = None,
         bias: Union[float, torch.Tensor, None] = None,
 ) -> None:
-    """ Start the classifier anew.
+    """ Initialise the classifier.
 
     Args:
         model: A timm model.
-        std: Draw weights from a normal distribution with this deviation; None leaves them as they are.
-        scale: Multiply weights and biases by a number.
-        bias: Value of the biases, one for all classes or one for each.
+        std: Standard deviation of normally distributed weights, None to keep the weights.
+        scale: Factor of weights and biases.
+        bias: Biases, one for all classes or one per class.
     """
     for layer in _output_layers(model):
         layer_bias = getattr(layer, 'bias', None)
@@ -61,42 +58,38 @@ def init_classifier(
                 layer_bias.mul_(scale)
         if bias is not None:
             if layer_bias is None:
-                raise UsageError('Expected a classifier with biases to set them, but got one without.')
+                raise UsageError('Cannot set the bias of a classifier that has none.')
             layer_bias.copy_(torch.as_tensor(bias, dtype=layer_bias.dtype).expand_as(layer_bias))
 
 
 def prior_bias(targets: torch.Tensor) -> torch.Tensor:
-    """ Biases with which a classifier predicts each class as often as it occurs, log(p / (1 - p)).
+    """ Biases log(p / (1 - p)) with which a classifier predicts each class with its frequency p.
 
-    A class counts as half an image more often present and half more often absent, so that none is impossible or sure.
+    Half an image is added to the positives and the negatives of each class, so that all biases are finite.
 
     Args:
-        targets: (N, classes), 1 present, 0 absent, -1 unknown.
+        targets: (N, classes): 1 present, 0 absent, -1 unknown.
     """
     present, absent = (targets == 1).sum(dim=0).double(), (targets == 0).sum(dim=0).double()
     return ((present + 0.5).log() - (absent + 0.5).log()).float()
 
 
 def mean_prior_bias(targets: torch.Tensor) -> float:
-    """ One bias for all classes, with which a classifier predicts as many classes as an image has.
+    """ One bias for all classes, with which a classifier predicts the average number of labels.
 
     Args:
-        targets: (N, classes), 1 present, 0 absent, -1 unknown.
+        targets: (N, classes): 1 present, 0 absent, -1 unknown.
     """
     present, absent = int((targets == 1).sum()), int((targets == 0).sum())
     return math.log((present + 0.5) / (absent + 0.5))
 
 
 def freeze_batch_norm(model: nn.Module) -> int:
-    """ Let every BatchNorm use its running statistics and keep them; its scale and shift are still trained.
+    """ Switch BatchNorm layers to evaluation mode: running statistics are used and kept, scale and shift still train.
 
-    Args:
-        model: Any model; call this again after each `model.train()`.
-
-    Returns:
-        Number of layers.
+    Call this again after each `model.train()`. Returns the number of layers.
     """
-    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    layers = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
     for layer in layers:
         layer.eval()
     return len(layers)

@@ -1,6 +1,6 @@
-""" The feature map of any timm model: how it is laid out, and the head applied to a part of it
+""" The feature map of any timm model: its layout, and the head applied to a part of it
 
-timm has no single attribute for the layout of `forward_features`, so it is found by a forward pass of one image.
+timm has no common attribute for the layout of `forward_features`, so a forward pass of one image determines it.
 """
 import math
 from contextlib import contextmanager
@@ -14,29 +14,29 @@ from ..errors import UsageError
 
 __all__ = ['FeatureMap', 'check_consistency', 'describe_features']
 
-# What timm's models raise at an image size, a pooling or a crop of the map that they can't take.
+# Exceptions that timm's models raise for an unsupported image size, pooling or part of the map
 REFUSALS = (AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError,
             ValueError)
 
 
 class NoFeatureMap(UsageError):
-    """The model has no single feature map; `reason` says what it has."""
+    """The model has no single feature map, for the given `reason`."""
 
     def __init__(self, model: nn.Module, reason: str):
         super().__init__(
-            f'Expected a model with one feature map before its head, but got {model_name(model)}: {reason}; '
-            'train it with plain SpliceMix, without consistency learning, or choose another model.')
+            f'{model_name(model)} cannot be used for consistency learning: {reason}. '
+            'Use plain SpliceMix without --splicemix-cl, or choose another model.')
         self.reason = reason
 
 
 def model_name(model: nn.Module) -> str:
-    """The name that the model was created by, else that of its class."""
+    """The timm name of a model, or else the name of its class."""
     return (getattr(model, 'pretrained_cfg', None) or {}).get('architecture') or type(model).__name__
 
 
 @contextmanager
 def probing(model: nn.Module) -> Iterator[None]:
-    """Evaluate without a trace: the mode of each module, running statistics and random generators stay as they are."""
+    """Evaluation mode without side effects on modes, running statistics and random generators."""
     training = {module: module.training for module in model.modules()}
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == 'cuda'}
     model.eval()
@@ -55,15 +55,15 @@ def _randn(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """ How the output of a model's `forward_features` is laid out.
+    """ The layout of the output of a model's `forward_features`.
 
-    It takes the features apart, into maps that can be cut, and puts (parts of) maps together again for the head. Both
-    work with other image sizes than the described one, and decide nothing from values.
+    `split` turns features into maps that can be cut; `join` turns maps, or parts of them, into features for the head.
+    Both support other image sizes than the one that was described, and decide nothing from values.
 
     Args:
-        layout: 'NCHW', 'NHWC' or 'NLC', the last for tokens, row by row.
+        layout: 'NCHW', 'NHWC', or 'NLC' for tokens in row-major order.
         channels: Number of channels.
-        grid: Height and width of the map at the described image size.
+        grid: Height and width of the map at the image size that was described.
         num_prefix: Number of tokens before those of the map, such as class and register tokens.
 
     Example:
@@ -76,7 +76,7 @@ class FeatureMap:
         >>> maps, prefix = feature_map.split(features)
         >>> maps.shape, prefix.shape
         (torch.Size([2, 192, 14, 14]), torch.Size([2, 1, 192]))
-        >>> model.forward_head(feature_map.join(maps[..., :7], prefix)).shape  # what the left halves predict
+        >>> model.forward_head(feature_map.join(maps[..., :7], prefix)).shape  # predictions of the left halves
         torch.Size([2, 5])
     """
     layout: str
@@ -89,12 +89,12 @@ class FeatureMap:
             features: torch.Tensor,
             image_size: Optional[tuple[int, int]] = None,
     ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """ Take features apart.
+        """ Split features into maps and prefix tokens.
 
         Args:
-            features: What `forward_features` returned for N images.
-            image_size: Height and width of the images, needed if their shape is not that of the described ones and
-                the layout is 'NLC'.
+            features: Output of `forward_features` for N images.
+            image_size: Height and width of the images; needed for 'NLC' if their aspect ratio is another one than that
+                of the described images.
 
         Returns:
             The (N, C, h, w) maps and the (N, num_prefix, C) prefix tokens, None if there are none.
@@ -108,11 +108,11 @@ class FeatureMap:
         return maps, features[:, :self.num_prefix] if self.num_prefix else None
 
     def join(self, maps: torch.Tensor, prefix: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """ Put maps, or parts of them, together to features for `forward_head`.
+        """ Join maps, or parts of them, to features for `forward_head`.
 
         Args:
-            maps: (N * parts, C, h, w), the parts of each image side by side, as those of `split_cells`.
-            prefix: (N, num_prefix, C) as given by `split`; each part gets those of its image.
+            maps: (N * parts, C, h, w), ordered by image, as returned by `split_cells`.
+            prefix: (N, num_prefix, C) as returned by `split`; each part gets the tokens of its image.
         """
         if self.layout == 'NCHW':
             return maps
@@ -126,7 +126,7 @@ class FeatureMap:
 
 
 def _grid_of_tokens(num_tokens: int, image_size: tuple[int, int]) -> tuple[int, int]:
-    """The rows and columns of tokens whose ratio is the nearest to that of the image."""
+    """Rows and columns of tokens with an aspect ratio as close as possible to that of the image."""
     heights = [height for height in range(1, num_tokens + 1) if num_tokens % height == 0]
     height = min(heights, key=lambda height: _mismatch((height, num_tokens // height), image_size))
     return height, num_tokens // height
@@ -137,7 +137,7 @@ def _mismatch(grid: tuple[int, int], image_size: tuple[int, int]) -> float:
 
 
 def _num_prefix_tokens(model: nn.Module, num_tokens: int, image_size: tuple[int, int]) -> int:
-    """The model's own word, else the fewest tokens without which the others have nearest to the image's ratio."""
+    """The model's attribute, or else the smallest number with which the rest fits the image's aspect ratio best."""
     num_prefix = getattr(model, 'num_prefix_tokens', None)
     if num_prefix is not None:
         return num_prefix
@@ -145,14 +145,14 @@ def _num_prefix_tokens(model: nn.Module, num_tokens: int, image_size: tuple[int,
         _mismatch(_grid_of_tokens(num_tokens - num_prefix, image_size), image_size)
         for num_prefix in range(min(3, num_tokens))
     ]
-    if min(mismatches) > math.log(1.25):  # sides of a few tokens, rounded, differ by as much
+    if min(mismatches) > math.log(1.25):  # tolerance for the rounding of small grids
         raise NoFeatureMap(
-            model, f'its {num_tokens} tokens are no grid over images of {image_size[0]} x {image_size[1]}')
+            model, f'its {num_tokens} tokens do not form a grid over images of {image_size[0]} x {image_size[1]}')
     return mismatches.index(min(mismatches))
 
 
 def full_input_size(model: nn.Module, input_size: Optional[Union[int, tuple[int, ...]]] = None) -> tuple[int, int, int]:
-    """Channels, height and width, what is not given being what the model was built for."""
+    """Channels, height and width; missing ones are those of the model."""
     size = (input_size, input_size) if isinstance(input_size, int) else tuple(input_size or ())
     if len(size) == 3:
         return size
@@ -170,29 +170,28 @@ def run_features(
         model: nn.Module,
         input_size: Optional[Union[int, tuple[int, ...]]] = None,
 ) -> tuple[FeatureMap, torch.Tensor]:
-    """The layout of the features and the features of one random image; call it while `probing`."""
+    """The layout of the features, and the features of one random image; to be called within `probing`."""
     channels, height, width = full_input_size(model, input_size)
     like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     try:
         features = model.forward_features(_randn((1, channels, height, width), like))
     except REFUSALS as error:
         raise UsageError(
-            f'Expected an input size that {model_name(model)} takes, but got {channels} x {height} x {width}: '
-            f'{_one_line(error)}') from error
+            f'{model_name(model)} does not accept images of {channels} x {height} x {width}: {_one_line(error)}'
+        ) from error
     return _layout(model, features, (height, width)), features
 
 
 def _layout(model: nn.Module, features: torch.Tensor, image_size: tuple[int, int]) -> FeatureMap:
     if not isinstance(features, torch.Tensor):
         raise NoFeatureMap(
-            model, f'its head combines {len(features)} outputs of several scales, branches or stages, none of which '
-            'stands for the image alone')
+            model, f'its head combines {len(features)} feature maps of several scales, branches or stages')
     if features.ndim == 3:
         num_tokens, channels = features.shape[1:]
         num_prefix = _num_prefix_tokens(model, num_tokens, image_size)
         if num_tokens - num_prefix <= 1:
             raise NoFeatureMap(
-                model, 'its features are class tokens alone, or images of this size leave a single other one')
+                model, 'its features are class tokens only, or the images are too small for more than one other token')
         return FeatureMap('NLC', channels, _grid_of_tokens(num_tokens - num_prefix, image_size), num_prefix)
     if features.ndim != 4:
         raise NoFeatureMap(model, f'its features have the shape {tuple(features.shape)}')
@@ -211,16 +210,16 @@ def _one_line(error: Exception) -> str:
 
 
 class HeadProbe:
-    """ A model's head on the feature maps of two images that have nothing in common.
+    """ Runs the head of a model on changed feature maps of two unrelated images.
 
-    The maps are random, around the mean and as far from it as those of a real image. What the head makes of changed
-    maps is compared in units of what exchanging the images changes.
+    The maps are random, with the mean and the deviation of real features. Differences are measured relative to the
+    difference between the two images.
 
     Args:
-        model: The model, while `probing`.
+        model: The model, within `probing`.
         feature_map: Layout of its features.
         features: Features of an image.
-        part: Look at the left or upper half of the maps only.
+        part: Use only the left or upper half of the maps.
     """
 
     def __init__(self, model: nn.Module, feature_map: FeatureMap, features: torch.Tensor, part: bool = False):
@@ -229,18 +228,18 @@ class HeadProbe:
         self.dtype = features.dtype
         maps, prefix = feature_map.split(features)
         if maps.shape[2:] == (1, 1):
-            maps = maps.expand(-1, -1, 2, 2)  # a single position would be its own average and maximum
-        self.maps = self._alike(maps, dims=(2, 3))
-        self.prefix = None if prefix is None else self._alike(prefix, dims=(1, 2))
+            maps = maps.expand(-1, -1, 2, 2)  # one position equals its average and its maximum
+        self.maps = self._like(maps, dims=(2, 3))
+        self.prefix = None if prefix is None else self._like(prefix, dims=(1, 2))
         if part:
             height, width = self.maps.shape[2:]
             self.maps = self.maps[..., :(width + 1) // 2] if width > 1 else self.maps[:, :, :(height + 1) // 2]
-        self.seen = self.run(self.maps, self.prefix)
+        self.outputs = self.run(self.maps, self.prefix)
         exchanged = self.run(self.maps.flip(0), None if self.prefix is None else self.prefix.flip(0))
-        self.scales = [self._distance(a, b) for a, b in zip(exchanged, self.seen)]
+        self.scales = [self._distance(a, b) for a, b in zip(exchanged, self.outputs)]
 
     @staticmethod
-    def _alike(values: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    def _like(values: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
         values = values.float()
         noise = _randn((2, *values.shape[1:]), values)
         return values.mean(dim=dims, keepdim=True) + (values.std() or 1.) * noise
@@ -250,34 +249,34 @@ class HeadProbe:
         return float((a.float() - b.float()).abs().max())
 
     def run(self, maps: torch.Tensor, prefix: Optional[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What goes into the classifier and what comes out of it, which says nothing while a new one is 0."""
+        """Input and output of the classifier; the output alone would be constant for a classifier of zeros."""
         features = self.feature_map.join(maps, prefix).to(self.dtype)
         return self.model.forward_head(features, pre_logits=True), self.model.forward_head(features)
 
     def same(self, maps: torch.Tensor, prefix: Optional[torch.Tensor]) -> bool:
-        """Whether the head makes of these what it makes of the probe's own."""
+        """Whether the head has the same output as for the unchanged maps."""
         tolerance = 1e-4 if self.dtype in (torch.float32, torch.float64) else 0.05
         rounding = 4 * torch.finfo(self.dtype).eps
-        results = zip(self.run(maps, prefix), self.seen, self.scales)
+        results = zip(self.run(maps, prefix), self.outputs, self.scales)
         return all(
             self._distance(a, b) <= tolerance * scale + rounding * float(b.abs().max()) for a, b, scale in results)
 
-    def sees_maps_alone(self) -> bool:
-        """Whether the head follows the maps, and not the prefix tokens."""
+    def depends_on_maps_only(self) -> bool:
+        """Whether the head depends on the maps and not on the prefix tokens."""
         return any(self.scales) and (self.prefix is None or self.same(self.maps, self.prefix.flip(0)))
 
 
 def describe_features(model: nn.Module, input_size: Union[int, tuple[int, ...]]) -> FeatureMap:
-    """ Find out how a model's features are laid out, by a forward pass of one random image.
+    """ Determine the layout of a model's features, by a forward pass of one random image.
 
-    Nothing of the model changes, nor do torch's random generators.
+    The model and the random generators of torch do not change.
 
     Args:
         model: A model with timm's interface.
-        input_size: Size of the images: one number, (height, width) or (channels, height, width).
+        input_size: Image size: one number, (height, width) or (channels, height, width).
 
     Raises:
-        ValueError: If the model has no single feature map, or doesn't take the size.
+        UsageError: If the model has no single feature map, or does not accept the image size.
 
     Example:
         >>> import timm
@@ -289,52 +288,51 @@ def describe_features(model: nn.Module, input_size: Union[int, tuple[int, ...]])
 
 
 def check_consistency(model: nn.Module, input_size: Union[int, tuple[int, ...]]) -> FeatureMap:
-    """ Make sure that a model can do consistency learning, before it starts.
+    """ Check that a model supports consistency learning.
 
-    The head is applied to a part of the feature map, so it must run on one, see it, and see nothing but it: a class
-    token, which has looked at all cells of a mixed image, would make them predict the same.
+    The head is applied to parts of the feature map, so it must accept them, depend on them, and depend on nothing else:
+    a class token attends to all cells of a mixed image, so all of its cells would get the same prediction.
 
-    Heads with BatchNorm inside (efficientvit, levit, lowformer, repvit, shvit, mobilenetv4, ...) normalise the cells
-    by the cells' own statistics, and update the running ones a second time. In training they need two cells or more,
-    which any mixed image has.
+    Heads with BatchNorm (efficientvit, levit, lowformer, repvit, shvit, mobilenetv4, ...) normalise the cells with the
+    statistics of the cells, and update the running statistics twice per step.
 
     Args:
         model: A model with timm's interface.
-        input_size: Size of the images: one number, (height, width) or (channels, height, width).
+        input_size: Image size: one number, (height, width) or (channels, height, width).
 
     Returns:
-        The layout of the features, to take them apart with.
+        The layout of the features.
 
     Raises:
-        ValueError: If the model can't, saying why.
+        UsageError: If the model does not support it, with the reason.
 
     Example:
         >>> import timm
         >>> check_consistency(timm.create_model('vit_tiny_patch16_224', global_pool='token'), 224)
         Traceback (most recent call last):
-        timm_splicemix.errors.UsageError: Expected a head that sees the feature map alone ...
+        timm_splicemix.errors.UsageError: ... its head reads the class token, ...
     """
     with probing(model):
         feature_map, features = run_features(model, input_size)
         if feature_map.grid == (1, 1):
-            raise NoFeatureMap(model, 'images of this size leave it a single position, larger ones are needed')
+            raise NoFeatureMap(model, 'its feature map has a single position at this image size; use larger images')
         logits = model.forward_head(features)
         if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
-            raise UsageError(
-                'Expected a head that returns (N, classes) for consistency learning, '
-                f'but got that of {model_name(model)}: use --gp max or --gp avg.')
+            raise _unsuitable(model, 'its head does not return logits of shape (N, classes)')
         again = model.forward_head(feature_map.join(*feature_map.split(features)))
         if not torch.allclose(again, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
-            raise UsageError(f'Expected features laid out as {feature_map}, but got others of {model_name(model)}.')
+            raise _unsuitable(model, f'its features do not have the layout {feature_map}')
         try:
-            sees_maps_alone = HeadProbe(model, feature_map, features, part=True).sees_maps_alone()
+            is_suitable = HeadProbe(model, feature_map, features, part=True).depends_on_maps_only()
         except REFUSALS as error:
-            raise UsageError(
-                'Expected a head that takes a part of the feature map for consistency learning, '
-                f'but got that of {model_name(model)}: use --gp max or --gp avg ({_one_line(error)})') from error
-        if not sees_maps_alone:
-            raise UsageError(
-                'Expected a head that sees the feature map alone for consistency learning, '
-                f'but got that of {model_name(model)}: it reads the class token, which has seen all cells of a mixed '
-                'image; use --gp max or --gp avg where the model takes them, else plain SpliceMix.')
+            raise _unsuitable(
+                model, f'its head does not accept a part of the feature map ({_one_line(error)[:-1]})') from error
+        if not is_suitable:
+            raise _unsuitable(model, 'its head reads the class token, which attends to all cells of a mixed image')
     return feature_map
+
+
+def _unsuitable(model: nn.Module, reason: str) -> UsageError:
+    return UsageError(
+        f'{model_name(model)} cannot be used for consistency learning: {reason}. '
+        'Use --gp max or --gp avg where the model supports it, or plain SpliceMix without --splicemix-cl.')

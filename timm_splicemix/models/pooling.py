@@ -1,10 +1,11 @@
-""" timm's create_model with a global max pooling (GMP) head on every family that can have one
+""" Global max pooling (GMP) for timm models
 
 Of the 98 families of timm 1.0.31, 73 support max pooling themselves. In 19 others timm rejects `global_pool='max'`
 (timm 1.0.30 accepts it in some of them and does something else). There the maximum is taken before the model's average
 pooling, which leaves it unchanged: the average of one position is that position.
 """
 import copy
+import itertools
 from typing import Any, Optional, Union
 
 import torch
@@ -24,9 +25,9 @@ from .feature_map import (
 
 
 class MaxBeforeHead:
-    """ Mixed into a model's class: takes the maximum over the feature map before the model's own average head.
+    """ Mixin for the class of a model: takes the maximum over the feature map before the model's average pooling.
 
-    There are no parameters and no modules, so the state dict is that of the model's class.
+    It adds no parameters and no modules, so the state dict does not change.
     """
     max_feature_map: FeatureMap
 
@@ -40,7 +41,7 @@ class MaxBeforeHead:
         return super().forward_head(x, *args, **kwargs)
 
     def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None, **kwargs: Any) -> None:
-        """A new classifier; any other pooling than 'max' ends the maximum before the head."""
+        """Reset the classifier; another pooling than 'max' removes this mixin."""
         if global_pool not in (None, 'max'):
             self.__class__ = type(self).__mro__[2]
             del self.max_feature_map
@@ -48,7 +49,7 @@ class MaxBeforeHead:
         return super().reset_classifier(num_classes, **kwargs)
 
     def __reduce_ex__(self, protocol: int) -> tuple:
-        # The class is made while running and can't be found by its name; what it is made of can.
+        # This class is created at run time, so pickle cannot find it by name; it can find the class of the model.
         return _new_max_before_head, (type(self).__mro__[2],), self.__dict__
 
 
@@ -62,10 +63,10 @@ def _new_max_before_head(cls: type[nn.Module]) -> nn.Module:
 
 
 class _Structure:
-    """ A model's modules and attributes as they are now, to go back to.
+    """ A snapshot of the modules and attributes of a model.
 
-    timm's `reset_classifier` may change, then refuse; and it always makes a new classifier, where a loaded one is to
-    be kept.
+    timm's `reset_classifier` may fail after it has changed the model, and it always creates a new classifier, where a
+    loaded one must be kept.
     """
 
     def __init__(self, model: nn.Module):
@@ -91,14 +92,14 @@ class _Structure:
         return self.state.keys() == self.model.state_dict().keys()
 
 
-def _reset_to_max(model: nn.Module, feature_map: FeatureMap, features: torch.Tensor) -> None:
+def _reset_to_max(model: nn.Module, *_: Any) -> None:
     model.reset_classifier(model.num_classes, 'max')
 
 
 def _put_max_before(model: nn.Module, feature_map: FeatureMap, features: torch.Tensor) -> None:
     model.eval()  # a new classifier may be in training mode
     if not _pools_by_average(model, feature_map, features):
-        raise UsageError('its head does not pool by the average')
+        raise UsageError('The head does not use average pooling.')
     model.max_feature_map = feature_map
     model.__class__ = _with_max_before_head(type(model))
 
@@ -108,34 +109,34 @@ def _put_max_before_average(model: nn.Module, feature_map: FeatureMap, features:
     _put_max_before(model, feature_map, features)
 
 
-_WAYS = (_reset_to_max, _put_max_before, _put_max_before_average)  # in the order of preference
+_WAYS = (_reset_to_max, _put_max_before, _put_max_before_average)  # by preference
 
 
 def _pools_by_average(model: nn.Module, feature_map: FeatureMap, features: torch.Tensor) -> bool:
-    """Whether a map is to the head what its average is, everywhere."""
+    """Whether the output of the head stays the same if each map is replaced by its average."""
     probe = HeadProbe(model, feature_map, features)
     average = probe.maps.mean(dim=(2, 3), keepdim=True).expand_as(probe.maps)
-    return probe.sees_maps_alone() and probe.same(average, probe.prefix)
+    return probe.depends_on_maps_only() and probe.same(average, probe.prefix)
 
 
 def _pools_by_max(model: nn.Module, feature_map: FeatureMap, features: torch.Tensor) -> bool:
-    """ Whether a map is to the head what its maximum is, everywhere.
+    """ Whether the output of the head stays the same if each map is replaced by its maximum.
 
-    A head that works on the map before it pools it (vgg, efficientvit_mit, lowformer) is asked at the pooling.
+    The heads of vgg, efficientvit_mit and lowformer transform the map first; there, the pooling layer is tested.
     """
     channels: dict[SelectAdaptivePool2d, int] = {}
 
-    def note(module: SelectAdaptivePool2d, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    def count(module: SelectAdaptivePool2d, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         channels[module] = output.flatten(1).shape[1]
 
     pools = [module for module in model.modules() if isinstance(module, SelectAdaptivePool2d)]
-    hooks = [pool.register_forward_hook(note) for pool in pools]
+    hooks = [pool.register_forward_hook(count) for pool in pools]
     try:
         probe = HeadProbe(model, feature_map, features)
     finally:
         for hook in hooks:
             hook.remove()
-    if not probe.sees_maps_alone():
+    if not probe.depends_on_maps_only():
         return False
     maximum = probe.maps.amax(dim=(2, 3), keepdim=True).expand_as(probe.maps)
     return probe.same(maximum, probe.prefix) or (len(channels) == 1 and all(
@@ -143,17 +144,17 @@ def _pools_by_max(model: nn.Module, feature_map: FeatureMap, features: torch.Ten
 
 
 def _is_max_pool(pool: SelectAdaptivePool2d, channels: int, like: torch.Tensor) -> bool:
-    positions = torch.arange(channels * 6, device=like.device).view(1, channels, 2, 3) % 7  # a maximum at each place
+    positions = torch.arange(channels * 6, device=like.device).view(1, channels, 2, 3) % 7  # maxima at all places
     return torch.equal(pool(positions.to(like.dtype)).flatten(1), positions.amax(dim=(2, 3)).to(like.dtype))
 
 
 def is_max_pooled(model: nn.Module, input_size: Optional[Union[int, tuple[int, ...]]] = None) -> bool:
-    """ Whether a model's head pools its feature map by the maximum, found by what it does.
+    """ Whether the head of a model pools the feature map by its maximum, determined by a forward pass.
 
     Args:
         model: A model with timm's interface.
-        input_size: Size of the images, that of the model's configuration if None: one number, (height, width) or
-            (channels, height, width).
+        input_size: Image size: one number, (height, width) or (channels, height, width); None for that of the model's
+            configuration.
 
     Example:
         >>> import timm
@@ -173,36 +174,31 @@ def is_max_pooled(model: nn.Module, input_size: Optional[Union[int, tuple[int, .
             return False
 
 
-def _pool_by_max(model: nn.Module, input_size: Optional[Union[int, tuple[int, ...]]]) -> None:
-    """Change a model's pooling to the maximum, in the first way that works and, if possible, keeps the keys."""
+def pool_by_max(model: nn.Module, input_size: Optional[Union[int, tuple[int, ...]]]) -> None:
+    """Change the pooling of a model to the maximum, in the first way that works and, if possible, keeps the keys."""
     structure = _Structure(model)
     with probing(model):
         try:
             feature_map, features = run_features(model, input_size)
         except NoFeatureMap as error:
             raise _no_max(model, error.reason) from error
-        for keys_may_differ in (False, True):
-            for way in _WAYS:
-                try:
-                    way(model, feature_map, features)
-                    model.eval()  # a new classifier may be in training mode
-                    if (keys_may_differ or structure.same_keys()) and _pools_by_max(model, feature_map, features):
-                        break
-                except REFUSALS:
-                    pass
-                structure.restore()
-            else:
-                continue
-            break
+        for keys_may_differ, way in itertools.product((False, True), _WAYS):
+            try:
+                way(model, feature_map, features)
+                model.eval()  # a new classifier may be in training mode
+                if (keys_may_differ or structure.same_keys()) and _pools_by_max(model, feature_map, features):
+                    break
+            except REFUSALS:
+                pass
+            structure.restore()
         else:
             raise _no_max(
-                model, 'timm has no maximum here, and its own head does not simply average the map: it reads class '
-                'tokens, or works on the map before or while it pools it')
+                model, 'timm offers no maximum for it, and its head does not just average the map (it reads class '
+                'tokens, or processes the map before or during pooling)')
         structure.restore_values()
     model.train(structure.attributes[model]['training'])
 
 
 def _no_max(model: nn.Module, reason: str) -> UsageError:
     return UsageError(
-        f'Expected a model with a feature map that its head can pool for --gp max, but got {model_name(model)}: '
-        f'{reason}; leave out --gp or choose another model.')
+        f'--gp max is not possible for {model_name(model)}: {reason}. Leave out --gp or choose another model.')

@@ -1,7 +1,7 @@
-""" ShuffleNetV2 for timm: torchvision's modules and weights with the interface of timm's models
+""" ShuffleNetV2 for timm: the modules and weights of torchvision with timm's interface
 
 Importing this module registers `shufflenetv2_x0_5`, `shufflenetv2_x1_0`, `shufflenetv2_x1_5` and `shufflenetv2_x2_0`.
-Modules, initialisation and state dict keys are torchvision's, so that its checkpoints load and outputs are equal.
+Modules, initialisation and state dict keys are torchvision's, so its checkpoints load and give the same outputs.
 
 Paper: `ShuffleNet V2: Practical Guidelines for Efficient CNN Architecture Design` - https://arxiv.org/abs/1807.11164
 """
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import torchvision.models as tvm
 from timm.layers import create_classifier, get_device_dtype
 from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
-from timm.models._features import feature_take_indices
+from timm.models._features import feature_take_indices  # private, but used by all of timm's models; tested
 from torch import nn
 
 from ..errors import UsageError
@@ -21,18 +21,18 @@ __all__ = ['ShuffleNetV2']  # register_model adds the functions
 
 
 class ShuffleNetV2(tvm.ShuffleNetV2):
-    """ ShuffleNetV2 with the interface of timm's models.
+    """ ShuffleNetV2 with timm's interface.
 
     Args:
         stages_repeats: Number of blocks of stages 2, 3 and 4.
         stages_out_channels: Channels of the stem, of stages 2, 3 and 4, and of the last convolution.
         num_classes: Number of classes, 0 for no classifier.
         in_chans: Number of input channels.
-        global_pool: Global pooling, one of timm's `SelectAdaptivePool2d`; '' for none, without a classifier only.
-        output_stride: Output stride, 32 being the only one there is.
+        global_pool: Pooling of timm's `SelectAdaptivePool2d`; '' for none, only without a classifier.
+        output_stride: Only 32 is supported.
         drop_rate: Dropout rate before the classifier.
-        device: Device of the parameters, the default one if None.
-        dtype: Type of the parameters, the default one if None.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
     """
     _STAGES = ('stage2', 'stage3', 'stage4')
 
@@ -49,8 +49,8 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
             dtype: Optional[torch.dtype] = None,
     ):
         if output_stride != 32:
-            raise UsageError(f'Expected output_stride of 32, but got {output_stride}: ShuffleNetV2 has no other.')
-        super().__init__(list(stages_repeats), list(stages_out_channels), num_classes=1)  # its classifier is replaced
+            raise UsageError(f'Expected output_stride of 32, but got {output_stride}.')
+        super().__init__(list(stages_repeats), list(stages_out_channels), num_classes=1)  # fc is replaced
         stem_chs, *stage_chs, self.num_features = stages_out_channels
         if in_chans != 3:
             self.conv1[0] = nn.Conv2d(in_chans, stem_chs, kernel_size=3, stride=2, padding=1, bias=False)
@@ -58,7 +58,7 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
         self.head_hidden_size = self.num_features
         self.drop_rate = drop_rate
         self.grad_checkpointing = False
-        # As in timm's EfficientNets, the last level is the map before the convolution that serves the classifier.
+        # As in timm's EfficientNets, the last level is the map before the last convolution.
         self.feature_info = [
             {'num_chs': stem_chs, 'reduction': 2, 'module': 'conv1'},
             {'num_chs': stem_chs, 'reduction': 4, 'module': 'maxpool'},
@@ -68,36 +68,23 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
         self.reset_classifier(num_classes, global_pool)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """ Regular expressions that group parameters by depth, such as for layer-wise learning rates.
-
-        Args:
-            coarse: Group by stage, not by block. conv5 belongs to the last one.
-        """
         return {
             'stem': r'^conv1',
             'blocks': [(r'^stage(\d+)' if coarse else r'^stage(\d+)\.(\d+)', None), (r'^conv5', (99999,))],
         }
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade memory for time: in training, compute the blocks' activations once more in the backward pass."""
         self.grad_checkpointing = enable
 
     def get_classifier(self, name_only: bool = False) -> Union[str, nn.Module]:
-        """The classifier, or its name."""
         return 'fc' if name_only else self.fc
 
     def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
-        """ Replace the classifier by a new one.
-
-        Args:
-            num_classes: Number of classes, 0 for no classifier.
-            global_pool: Global pooling, None to keep what there is.
-        """
         if global_pool is None:
             global_pool = self.global_pool.pool_type
         if num_classes and not global_pool:
             raise UsageError(
-                f"Expected a global_pool for a classifier of {num_classes} classes, but got '': set num_classes=0.")
+                f"Expected a global_pool for {num_classes} classes, but got '': set it, or num_classes=0.")
         self.num_classes = num_classes
         self.global_pool, self.fc = create_classifier(
             self.num_features, num_classes, pool_type=global_pool, **get_device_dtype(self))
@@ -113,18 +100,18 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
             output_fmt: str = 'NCHW',
             intermediates_only: bool = False,
     ) -> Union[list[torch.Tensor], tuple[torch.Tensor, list[torch.Tensor]]]:
-        """ Feature maps of several levels, those of `feature_info`.
+        """ Compute the feature maps of several levels of `feature_info`.
 
         Args:
             x: (B, C, H, W) images.
             indices: Levels to return: the last n if an int, all if None.
-            norm: Without effect, there is no final norm.
-            stop_early: Don't compute what comes after the last level to return.
-            output_fmt: 'NCHW' is the only one.
-            intermediates_only: Return the list of maps alone.
+            norm: Ignored, as there is no final norm.
+            stop_early: Skip the layers after the last requested level.
+            output_fmt: Only 'NCHW' is supported.
+            intermediates_only: Return only the list of maps.
 
         Returns:
-            The output of `forward_features`, or the last map that was computed if stopped early, and the list of maps.
+            The output of `forward_features` (the last computed map with `stop_early`), and the list of maps.
         """
         if output_fmt != 'NCHW':
             raise UsageError(f"Expected output_fmt of 'NCHW', but got {output_fmt!r}.")
@@ -145,16 +132,7 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
             prune_norm: bool = False,
             prune_head: bool = True,
     ) -> list[int]:
-        """ Remove the layers that the given levels don't need.
-
-        Args:
-            indices: Levels to keep, the last n if an int.
-            prune_norm: Without effect, there is no final norm.
-            prune_head: Remove the last convolution, pooling and classifier too.
-
-        Returns:
-            The kept levels, counted from the first.
-        """
+        """Remove the layers that the given levels do not need; returns the indices of the kept levels."""
         take_indices, max_index = feature_take_indices(len(self.feature_info), indices)
         for info in self.feature_info[max_index + 1:]:
             setattr(self, info['module'], nn.Identity())
@@ -170,18 +148,11 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
         return module(x)
 
     def forward_features(self, x: torch.Tensor) -> torch.Tensor:
-        """The map that is pooled, (B, num_features, H / 32, W / 32)."""
         for info in self.feature_info:
             x = self._forward_level(info['module'], x)
-        return self.conv5(x)
+        return self.conv5(x)  # (B, num_features, H / 32, W / 32)
 
     def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
-        """ Pool and classify a map.
-
-        Args:
-            x: (B, num_features, H, W).
-            pre_logits: Return what goes into the classifier.
-        """
         x = self.global_pool(x)
         if self.drop_rate:
             x = F.dropout(x, p=float(self.drop_rate), training=self.training)
@@ -192,7 +163,7 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
 
 
 def _cfg(weights: tvm.WeightsEnum) -> dict[str, Any]:
-    """timm's configuration of torchvision's weights, preprocessed for evaluation as there."""
+    """timm's configuration for weights of torchvision, with their preprocessing."""
     preprocessing = weights.transforms()
     crop_size, resize_size = preprocessing.crop_size[0], preprocessing.resize_size[0]
     return {
@@ -212,41 +183,38 @@ def _cfg(weights: tvm.WeightsEnum) -> dict[str, Any]:
     }
 
 
+_CHANNELS = {
+    'shufflenetv2_x0_5': (24, 48, 96, 192, 1024),
+    'shufflenetv2_x1_0': (24, 116, 232, 464, 1024),
+    'shufflenetv2_x1_5': (24, 176, 352, 704, 1024),
+    'shufflenetv2_x2_0': (24, 244, 488, 976, 2048),
+}
+
 default_cfgs = generate_default_cfgs({
-    'shufflenetv2_x0_5.tv_in1k': _cfg(tvm.ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1),
-    'shufflenetv2_x1_0.tv_in1k': _cfg(tvm.ShuffleNet_V2_X1_0_Weights.IMAGENET1K_V1),
-    'shufflenetv2_x1_5.tv_in1k': _cfg(tvm.ShuffleNet_V2_X1_5_Weights.IMAGENET1K_V1),
-    'shufflenetv2_x2_0.tv_in1k': _cfg(tvm.ShuffleNet_V2_X2_0_Weights.IMAGENET1K_V1),
-})
+    f'{name}.tv_in1k': _cfg(tvm.get_model_weights(name.replace('shufflenetv2', 'shufflenet_v2')).IMAGENET1K_V1)
+    for name in _CHANNELS})
 
 
-def _create_shufflenetv2(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    return build_model_with_cfg(ShuffleNetV2, variant, pretrained, **kwargs)
+def _create_shufflenetv2(variant: str, pretrained: bool, **kwargs: Any) -> ShuffleNetV2:
+    model_args = {'stages_out_channels': _CHANNELS[variant], **kwargs}
+    return build_model_with_cfg(ShuffleNetV2, variant, pretrained, **model_args)
 
 
 @register_model
 def shufflenetv2_x0_5(pretrained: bool = False, **kwargs: Any) -> ShuffleNetV2:
-    """ShuffleNetV2 with half the channels."""
-    model_args = {'stages_out_channels': (24, 48, 96, 192, 1024)}
-    return _create_shufflenetv2('shufflenetv2_x0_5', pretrained, **{**model_args, **kwargs})
+    return _create_shufflenetv2('shufflenetv2_x0_5', pretrained, **kwargs)
 
 
 @register_model
 def shufflenetv2_x1_0(pretrained: bool = False, **kwargs: Any) -> ShuffleNetV2:
-    """ShuffleNetV2 with the channels of the paper's 1x network."""
-    model_args = {'stages_out_channels': (24, 116, 232, 464, 1024)}
-    return _create_shufflenetv2('shufflenetv2_x1_0', pretrained, **{**model_args, **kwargs})
+    return _create_shufflenetv2('shufflenetv2_x1_0', pretrained, **kwargs)
 
 
 @register_model
 def shufflenetv2_x1_5(pretrained: bool = False, **kwargs: Any) -> ShuffleNetV2:
-    """ShuffleNetV2 with 1.5 times the channels."""
-    model_args = {'stages_out_channels': (24, 176, 352, 704, 1024)}
-    return _create_shufflenetv2('shufflenetv2_x1_5', pretrained, **{**model_args, **kwargs})
+    return _create_shufflenetv2('shufflenetv2_x1_5', pretrained, **kwargs)
 
 
 @register_model
 def shufflenetv2_x2_0(pretrained: bool = False, **kwargs: Any) -> ShuffleNetV2:
-    """ShuffleNetV2 with twice the channels."""
-    model_args = {'stages_out_channels': (24, 244, 488, 976, 2048)}
-    return _create_shufflenetv2('shufflenetv2_x2_0', pretrained, **{**model_args, **kwargs})
+    return _create_shufflenetv2('shufflenetv2_x2_0', pretrained, **kwargs)
