@@ -1,4 +1,4 @@
-""" Every code block of the README and of the documents runs, and their tables say what is so """
+""" The code blocks of the README and the documents run, and their tables are up to date """
 import argparse
 import re
 import shlex
@@ -9,6 +9,7 @@ from PIL import Image
 
 import timm_splicemix as tsm
 from tests.conftest import REPOSITORY
+from timm_splicemix import train, validate
 from timm_splicemix.args import add_dataset_args, add_label_args
 from timm_splicemix.data import dataset_names
 from timm_splicemix.data.shapes import SPLITS
@@ -18,9 +19,10 @@ TEXTS = {path.name: path.read_text(encoding='utf-8') for path in (
     REPOSITORY / 'README.md', *sorted((REPOSITORY / 'docs').glob('*.md')))}
 PICTURE = 'docs/splicemix.png'
 SCRIPTS = ('train.py', 'validate.py')
+PARSERS = {'train.py': train.build_parser, 'validate.py': validate.build_parser}
 README, DATA = TEXTS['README.md'], TEXTS['data.md']
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.MULTILINE | re.DOTALL)
-# Each command takes seconds to start, so those of the longer documents run with the slow tests.
+# Each command takes seconds to start, so those of the longer documents are slow tests.
 SLOW = ('analysis.md', 'evaluation.md', 'training.md')
 BLOCKS = [
     pytest.param(
@@ -29,15 +31,15 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize('name', TEXTS)
-def test_every_block_has_a_language_that_is_run_here(name):
+def test_every_block_has_a_language_that_is_tested_here(name):
     blocks = BLOCK.findall(TEXTS[name])
     assert TEXTS[name].count('```') == 2 * len(blocks)
-    assert {language for language, _, _ in blocks} <= {'python', 'bash', 'csv'}
+    assert {language for language, _, _ in blocks} <= {'python', 'bash', 'csv', 'console'}
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """Where the blocks run one after the other: later ones use files of earlier ones."""
+    """Working folder of all blocks: later ones use the files of earlier ones."""
     return tmp_path_factory.mktemp('readme')
 
 
@@ -46,17 +48,19 @@ def test_the_block_runs(run, folder, name, language, title, code):
     if language == 'csv':
         check_csv(folder, code)
         return
+    if language == 'console':  # needs data that is not here, see test_the_flags_of_commands_exist
+        return
     if language == 'python':
         script = folder / (title or 'script.py')
         script.write_text(code)
-        if title:  # run by a bash block that follows
+        if title:  # the next bash block runs it
             compile(code, title, 'exec')
             return
         commands = [[sys.executable, str(script)]]
     else:
         commands = [shlex.split(line) for line in code.splitlines()]
     for command in commands:
-        if command == ['make', 'test']:  # is running right now
+        if command == ['make', 'test']:  # this is what runs here
             dry = run('make', '--dry-run', 'test')
             assert dry.returncode == 0 and 'pytest' in dry.stdout
             continue
@@ -65,12 +69,29 @@ def test_the_block_runs(run, folder, name, language, title, code):
         command = [str(REPOSITORY / part) if part in SCRIPTS else part for part in command]
         if command[0] == 'torchrun':
             command.insert(1, '--standalone')
+        if command[0] == 'timm-splicemix':
+            command[:1] = [sys.executable, '-m', 'timm_splicemix.cli']
         done = run(*command, cwd=folder)
         assert done.returncode == 0, done.stderr
 
 
+def shown_commands():
+    """Command lines of train.py and validate.py that need other data or a GPU."""
+    text = '\n'.join(TEXTS.values())
+    blocks = [code.replace('\\\n', ' ') for language, _, code in BLOCK.findall(text) if language == 'console']
+    lines = [line for code in blocks for line in code.splitlines()]
+    flags = next(line for line in lines if line.startswith('FLAGS=')).partition('=')[2].strip('"')
+    lines += [line for line in re.findall(r'`([^`\n]+)`', TEXTS['gpu.md']) if line.startswith(('python', 'torchrun'))]
+    return [shlex.split(line.replace('$FLAGS', flags)) for line in lines if any(name in line for name in SCRIPTS)]
+
+
+@pytest.mark.parametrize('command', shown_commands(), ids=' '.join)
+def test_the_flags_of_commands_exist(command):
+    script = next(name for name in SCRIPTS if name in command)
+    PARSERS[script]().parse_args(command[command.index(script) + 1:])
+
+
 def check_csv(folder, code):
-    """Read the file that is shown."""
     root = folder / 'csv'
     root.mkdir(exist_ok=True)
     for name in ('a', 'b'):
@@ -102,8 +123,19 @@ def test_every_data_set_is_documented():
             assert f'`{name}' in DATA
 
 
-def test_what_the_readme_says_of_shapes_is_so():
-    assert f'{sum(SPLITS.values()):,} rendered scenes with {len(CLASS_NAMES)} classes' in README
+def test_the_description_of_shapes_is_right():
+    assert f'{sum(SPLITS.values()):,} rendered scenes with {len(CLASS_NAMES)} classes' in DATA
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize('name', TEXTS)
+def test_links_to_files_are_valid(name):
+    folder = REPOSITORY if name == 'README.md' else REPOSITORY / 'docs'
+    links = re.findall(r'\]\((?!https?:)([^)#]+)', TEXTS[name])
+    assert all((folder / link).exists() for link in links)
 
 
 def test_the_picture_is_small():
