@@ -13,7 +13,7 @@ def parse(*argv):
     return parser.parse_args(argv)
 
 
-def test_flags_make_the_mixer_of_the_same_defaults():
+def test_the_flags_have_the_defaults_of_the_mixer():
     mixer = tsm.SpliceMix(**tsm.splicemix_kwargs(parse('--splicemix-grids', '1x2,2x2,2x3')))
     assert repr(mixer) == repr(tsm.SpliceMix())
 
@@ -42,7 +42,7 @@ def test_a_bad_value_is_refused_by_any_parser(flag, value, message, capsys):
     assert f'argument --splicemix-{flag}: {message}' in capsys.readouterr().err
 
 
-def test_a_mistake_in_a_command_is_one_line_and_exit_code_2(capsys, monkeypatch):
+def test_a_usage_error_is_one_line_and_exit_code_2(capsys, monkeypatch):
     @command
     def main(argv=None):
         raise UsageError('Expected this,\n but got that.')

@@ -21,7 +21,7 @@ def test_unsupported_flags_are_refused_in_a_line_with_the_reason(name, capsys):
         train_module.main([flag, *([] if FLAGS[name].nargs == 0 else ['7'])])
     assert left.value.code == 2
     line, = [line for line in capsys.readouterr().err.splitlines() if 'error:' in line]
-    assert f'argument {flag}: Expected no value' in line and REFUSED_IN_TRAINING[name][1] in line
+    assert f'argument {flag}: ' in line and f'supported: {REFUSED_IN_TRAINING[name][1]}' in line
 
 
 def test_every_flag_is_shown_to_work_or_refused():

@@ -1,4 +1,4 @@
-""" What the flags of train.py about data sets, labels, images and loaders do """
+""" Effects of the flags of train.py for data sets, labels, images and loaders """
 import os
 
 import pytest
@@ -49,8 +49,8 @@ def create_sets(*flags):
 
 
 @pytest.fixture
-def handed_on(monkeypatch):
-    """What timm is asked for, instead of being asked."""
+def timm_calls(monkeypatch):
+    """Arguments of the calls of timm.data.create_dataset, which is replaced."""
     calls = []
     monkeypatch.setattr(timm.data, 'create_dataset', lambda name, **kwargs: calls.append({'name': name, **kwargs}))
     return calls
@@ -80,24 +80,24 @@ def test_splits_have_names(data):
 
 
 @shows('train_num_samples', 'val_num_samples', 'epoch_repeats')
-def test_the_length_of_a_stream_is_handed_on(handed_on, data):
+def test_the_length_of_a_stream_is_passed_to_timm(timm_calls, data):
     create_sets(
         '--dataset', 'tfds/some', '--train-num-samples', '7', '--val-num-samples', '5', '--epoch-repeats', '2', data)
-    assert [call['num_samples'] for call in handed_on] == [7, 5]
-    assert [call.get('repeats') for call in handed_on] == [2, None]
+    assert [call['num_samples'] for call in timm_calls] == [7, 5]
+    assert [call.get('repeats') for call in timm_calls] == [2, None]
 
 
 @pytest.mark.parametrize('flags', [
     ('--train-num-samples', '7'), ('--val-num-samples', '7'), ('--epoch-repeats', '2'), ('--dataset-download',),
     ('--dataset-trust-remote-code',)])
 @pytest.mark.parametrize('dataset', ['csv', ''])
-def test_what_a_data_set_has_no_use_for_is_refused(data, dataset, flags):
+def test_flags_that_a_data_set_does_not_use_are_refused(data, dataset, flags):
     with raises_error(f'Expected {flags[0]} with a data set among .*, but got'):
         create_sets('--dataset', dataset, data, *flags)
 
 
 @shows('dataset_download')
-def test_a_data_set_is_fetched_when_asked_for(tmp_path, monkeypatch):
+def test_a_data_set_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, 'download_dataset', lambda name, root: make_voc(tmp_path))
     flags = ('--dataset', 'voc/2007', '--train-split', 'train', '--val-split', 'val', tmp_path)
     with raises_error('VOC'):
@@ -106,7 +106,7 @@ def test_a_data_set_is_fetched_when_asked_for(tmp_path, monkeypatch):
 
 
 @shows('class_map')
-def test_a_file_orders_the_classes(data, tmp_path):
+def test_a_class_map_orders_the_classes(data, tmp_path):
     (tmp_path / 'classes.txt').write_text('\n'.join(reversed(CLASSES)))
     train, _ = create_sets('--dataset', 'csv', data, '--class-map', tmp_path / 'classes.txt')
     assert list(train.class_names) == list(reversed(CLASSES))
@@ -116,7 +116,7 @@ def test_a_file_orders_the_classes(data, tmp_path):
 
 
 @shows('input_img_mode')
-def test_images_are_read_in_a_mode(data):
+def test_images_are_read_in_the_given_mode(data):
     train, _ = create_sets('--dataset', 'csv', data, '--input-img-mode', 'HSV')
     with Image.open(data / '0.png') as image:
         assert torch.equal(pil_to_tensor(train[0][0]), pil_to_tensor(image.convert('HSV')))
@@ -142,18 +142,18 @@ def test_labels_may_be_in_another_field(tmp_path):
 
 
 @shows('input_key', 'target_key', 'dataset_trust_remote_code')
-def test_columns_and_trust_are_handed_on(handed_on, data):
+def test_columns_and_trust_are_passed_to_timm(timm_calls, data):
     create_sets(
         '--dataset', 'hfids/some', data, '--input-key', 'picture', '--target-key', 'thing',
         '--dataset-trust-remote-code')
-    assert [(call['input_key'], call['target_key'], call['trust_remote_code']) for call in handed_on] == [
+    assert [(call['input_key'], call['target_key'], call['trust_remote_code']) for call in timm_calls] == [
         ('picture', 'thing', True)] * 2
 
 
 # Labels
 
 @shows('train_ann', 'val_ann', 'class_order', 'keep_unlabelled')
-def test_annotations_of_coco_are_read_as_asked(tmp_path):
+def test_coco_annotations_and_class_order(tmp_path):
     write_coco(tmp_path, 'images', file='mine.json')
     write_coco(tmp_path, 'images', file='yours.json', annotations=[])
     flags = ('--dataset', 'coco', tmp_path, '--train-ann', 'mine.json', '--val-ann', 'yours.json', '--keep-unlabelled')
@@ -167,7 +167,7 @@ def test_annotations_of_coco_are_read_as_asked(tmp_path):
 
 
 @shows('voc_difficult', 'voc_difficult_eval')
-def test_difficult_objects_are_what_they_are_said_to_be(tmp_path):
+def test_labels_of_difficult_objects(tmp_path):
     make_voc(tmp_path)
     flags = ('--dataset', 'voc/2007', '--train-split', 'train', '--val-split', 'val', tmp_path)
     person = VOC_CLASSES.index('person')
@@ -218,7 +218,7 @@ def test_labels_of_the_training_set_are_hidden(data):
     (('--in-chans', '1', '--no-prefetcher'), (4, 1, 64, 64), 4),
     (('--in-chans', '4', '--input-img-mode', 'RGBA'), (4, 4, 64, 64), 4),
 ])
-def test_images_and_batches_have_the_size_that_was_asked_for(data, flags, train_shape, val_batch):
+def test_images_and_batches_have_the_given_size(data, flags, train_shape, val_batch):
     run = build(data, *flags)
     images, _ = batches(run)[0]
     assert images.shape == train_shape
@@ -230,7 +230,7 @@ def test_images_and_batches_have_the_size_that_was_asked_for(data, flags, train_
 
 
 @shows('in_chans')
-def test_channels_change_the_own_size_of_a_model_too():
+def test_in_chans_changes_the_default_input_size_of_a_model():
     args, _ = parse_with_config(build_parser(), ['--in-chans', '1'])
     assert resolve_images(args, timm.create_model('test_vit', in_chans=1), 1)['input_size'] == (1, 160, 160)
 
@@ -253,7 +253,7 @@ def test_images_are_normalised_without_a_prefetcher_too(data, plain):
 
 
 @shows('interpolation', 'crop_pct', 'crop_mode')
-def test_evaluation_resizes_and_crops_as_asked(data):
+def test_evaluation_resizes_and_crops(data):
     def first(*flags):
         return next(iter(build(data, *RAW, *flags).val_loader))[0]
 
@@ -268,7 +268,7 @@ def test_evaluation_resizes_and_crops_as_asked(data):
 
 
 @shows('train_interpolation')
-def test_training_resizes_as_asked(data, plain):
+def test_training_resizes_with_the_given_interpolation(data, plain):
     def mode(*flags):
         run = build(data, *WHOLE, *RAW, *flags)
         return run.train_loader.dataset.transform.transforms[0].interpolation, images_of(run)
@@ -301,7 +301,7 @@ def test_images_are_flipped(data, plain):
 
 
 @shows('scale', 'ratio')
-def test_crops_have_the_area_and_shape_that_was_asked_for(data):
+def test_crops_have_the_given_area_and_aspect_ratio(data):
     stage = build(data, '--scale', '0.25', '0.25', '--ratio', '2', '2').train_loader.dataset.transform.transforms[0]
     image = Image.new('RGB', (800, 800))
     for _ in range(5):
@@ -314,7 +314,7 @@ def test_crops_have_the_area_and_shape_that_was_asked_for(data):
 
 
 @shows('train_crop_mode')
-def test_crops_are_made_in_the_way_that_was_asked_for(data):
+def test_the_train_crop_mode_chooses_the_crop(data):
     def first_stage(*flags):
         return build(data, *flags).train_loader.dataset.transform.transforms[0]
 
@@ -324,7 +324,7 @@ def test_crops_are_made_in_the_way_that_was_asked_for(data):
 
 
 @shows('color_jitter', 'color_jitter_prob')
-def test_colours_are_changed_as_often_as_asked(data, plain):
+def test_color_jitter_is_applied_with_its_probability(data, plain):
     def jittered(*flags):
         return images_of(build(data, *WHOLE, *RAW, '--color-jitter', '0.4', *flags))
 
@@ -336,7 +336,7 @@ def test_colours_are_changed_as_often_as_asked(data, plain):
 
 
 @shows('grayscale_prob', 'gaussian_blur_prob')
-def test_images_lose_their_colour_or_are_blurred(data, plain):
+def test_images_become_gray_or_blurred(data, plain):
     grey = images_of(build(data, *WHOLE, *RAW, '--grayscale-prob', '1'))
     assert torch.equal(grey[:, 0], grey[:, 1]) and not torch.equal(plain[:, 0], plain[:, 1])
     blurred = images_of(build(data, *WHOLE, *RAW, '--gaussian-blur-prob', '1'))
@@ -344,7 +344,7 @@ def test_images_lose_their_colour_or_are_blurred(data, plain):
 
 
 @shows('aa')
-def test_a_policy_of_augmentation_is_applied(data, plain):
+def test_an_augmentation_policy_is_applied(data, plain):
     run = build(data, *WHOLE, *RAW, '--aa', 'rand-m9-n2')
     assert any(isinstance(stage, RandAugment) for stage in run.train_loader.dataset.transform.transforms)
     assert not torch.equal(images_of(run), plain)
@@ -376,7 +376,7 @@ def test_rectangles_are_erased(data, plain):
 
 
 @shows('decoder', 'on_bad_image')
-def test_images_are_decoded_as_asked(data, tmp_path):
+def test_the_decoder_and_unreadable_images(data, tmp_path):
     assert isinstance(build(data, '--decoder', 'torchvision').train_loader.dataset.transform.transforms[0].stage,
                       RandomResizedCropAndInterpolation)
     broken = make_images(tmp_path / 'images')
@@ -390,7 +390,7 @@ def test_images_are_decoded_as_asked(data, tmp_path):
 # Loaders
 
 @shows('aug_repeats')
-def test_images_come_in_a_row(data):
+def test_images_are_repeated_consecutively(data):
     def order(*flags):
         run = build(data, *flags)
         return [index for _ in run.train_loader for index in run.train_loader.indices]
@@ -403,7 +403,7 @@ def test_images_come_in_a_row(data):
 
 
 @shows('batch_augment')
-def test_an_image_is_in_its_batch_several_times(data):
+def test_batch_augmentation_repeats_images_in_a_batch(data):
     run = build(data, '--batch-augment', '1.5')
     for images, _ in run.train_loader:
         assert len(images) == 6
@@ -411,13 +411,13 @@ def test_an_image_is_in_its_batch_several_times(data):
 
 
 @shows('train_batches_per_epoch')
-def test_an_epoch_has_as_many_batches_as_asked_for(data):
+def test_an_epoch_has_the_given_number_of_batches(data):
     assert build(data).num_batches == 4
     assert build(data, '--train-batches-per-epoch', '7').num_batches == 7
 
 
 class ProcessOfImage:
-    """A transform whose pixels say which process applied it."""
+    """A transform that encodes the id of its process in the pixels."""
 
     def __call__(self, image):
         digits = [os.getpid() // 256 ** place % 256 for place in range(3)]
@@ -431,7 +431,7 @@ def processes_of(run, epoch):
 
 
 @shows('workers', 'pin_mem', 'use_multi_epochs_loader')
-def test_workers_read_the_images_and_stay_from_epoch_to_epoch(data):
+def test_workers_read_the_images_and_persist_between_epochs(data):
     run = build(data, '-j', '2', '--pin-mem', '--use-multi-epochs-loader', *RAW)
     assert run.train_loader._source.loader.pin_memory and run.val_loader._source.loader.pin_memory
     first, second = processes_of(run, 0), processes_of(run, 1)

@@ -1,4 +1,4 @@
-""" What the flags of train.py about the model, the machine and the moving average do """
+""" Effects of the flags of train.py for the model, the device and the EMA """
 import functools
 import sys
 
@@ -29,7 +29,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def pretrained(monkeypatch, tmp_path):
-    """A model whose weights take the place of those that would be fetched."""
+    """A model whose weights replace those that would be downloaded."""
     torch.manual_seed(1)
     model = timm.create_model('test_resnet')
     monkeypatch.setattr(timm.models._builder, 'load_state_dict_from_hf', lambda *args, **kwargs: model.state_dict())
@@ -39,7 +39,7 @@ def pretrained(monkeypatch, tmp_path):
 
 @pytest.fixture
 def group(tmp_path):
-    """Several processes, of which this is the only one; gives what makes a run one of them."""
+    """A process group with one process; returns a function that makes a run part of it."""
     torch.distributed.init_process_group('gloo', f'file://{tmp_path}/store', rank=0, world_size=1)
 
     def join(args, **settings):
@@ -57,7 +57,7 @@ def first_weight(model):
 # Model
 
 @shows('model', 'model_kwargs', 'num_classes')
-def test_the_model_is_the_one_asked_for(data):
+def test_the_model_is_the_given_one(data):
     assert type(model_of(build(data))).__name__ == 'ResNet'
     assert type(model_of(build(data, '--model', 'test_efficientnet'))).__name__ == 'EfficientNet'
     run = build(data, '--model-kwargs', 'act_layer=silu')
@@ -71,20 +71,20 @@ def test_the_model_is_the_one_asked_for(data):
 
 
 @shows('num_classes')
-def test_a_data_set_that_knows_no_number_of_classes_takes_the_one_asked_for(data):
+def test_num_classes_applies_to_a_data_set_without_classes(data):
     args = build(data, '--num-classes', '3').args
     assert count_classes(args, object()) == 3
 
 
 @shows('gp')
-def test_the_pooling_is_the_one_asked_for(data):
+def test_the_pooling_is_the_given_one(data):
     assert is_max_pooled(model_of(build(data, '--gp', 'max')), 64)
     assert not is_max_pooled(model_of(build(data)), 64)
     assert model_of(build(data, '--gp', 'avgmax')).global_pool.pool_type == 'avgmax'
 
 
 @shows('pretrained', 'pretrained_path', 'initial_checkpoint')
-def test_weights_come_from_where_was_asked(data, pretrained, tmp_path):
+def test_weights_are_loaded_from_the_given_source(data, pretrained, tmp_path):
     for flags in (('--pretrained',), ('--pretrained-path', tmp_path / 'weights.pth')):
         assert torch.equal(first_weight(model_of(build(data, *flags))), first_weight(pretrained))
     assert not torch.equal(first_weight(model_of(build(data))), first_weight(pretrained))
@@ -95,7 +95,7 @@ def test_weights_come_from_where_was_asked(data, pretrained, tmp_path):
 
 
 @shows('head_init_scale', 'head_init_bias', 'head_init_std')
-def test_the_classifier_starts_as_asked(data):
+def test_the_classifier_is_initialized(data):
     def classifier(*flags):
         return model_of(build(data, *flags)).get_classifier()
 
@@ -108,7 +108,7 @@ def test_the_classifier_starts_as_asked(data):
 
 
 @shows('drop', 'drop_path', 'drop_connect', 'drop_block')
-def test_parts_of_the_model_are_dropped(data):
+def test_drop_rates_reach_the_model(data):
     def rates(kind, name, *flags):
         return {getattr(module, name) for module in model_of(build(data, *flags)).modules() if isinstance(module, kind)}
 
@@ -132,7 +132,7 @@ def test_batch_norm_gets_its_parameters(data):
 
 
 @shows('freeze', 'freeze_bn')
-def test_what_is_frozen_does_not_change(data):
+def test_frozen_modules_do_not_change(data):
     run = build(data, '--freeze', 'conv1', 'layer1', '--freeze-bn')
     model = model_of(run)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -150,7 +150,7 @@ def test_what_is_frozen_does_not_change(data):
 
 
 @shows('grad_checkpointing')
-def test_activations_are_computed_again(data):
+def test_activations_are_recomputed(data):
     run = build(data, '--grad-checkpointing')
     assert model_of(run).grad_checkpointing and not model_of(build(data)).grad_checkpointing
     calls = []
@@ -186,7 +186,7 @@ def test_norms_compute_in_low_precision(data):
 
 
 @shows('torchcompile', 'torchcompile_mode')
-def test_the_model_is_compiled_as_asked(data, monkeypatch):
+def test_the_model_is_compiled(data, monkeypatch):
     calls = []
 
     def compile_model(function, **kwargs):
@@ -204,10 +204,10 @@ def test_the_model_is_compiled_as_asked(data, monkeypatch):
         build(data, '--torchcompile', 'nonsense')
 
 
-# Machine
+# Device
 
 @shows('device')
-def test_the_device_is_the_one_asked_for(data):
+def test_the_device_is_the_given_one(data):
     assert build(data, '--device', 'cpu').step.device == torch.device('cpu')
     assert next(model_of(build(data)).parameters()).device.type == 'cpu'  # there being no GPU
     for name in ('nonsense', 'xpu'):
@@ -216,7 +216,7 @@ def test_the_device_is_the_one_asked_for(data):
 
 
 @shows('amp', 'amp_dtype', 'model_dtype')
-def test_numbers_have_the_precision_that_was_asked_for(data):
+def test_weights_and_outputs_have_the_given_precision(data):
     def dtypes(*flags):
         run = build(data, *flags)
         images, _ = run.step.to_device(*batches(run)[0])
@@ -231,7 +231,7 @@ def test_numbers_have_the_precision_that_was_asked_for(data):
 
 
 @shows('device_modules')
-def test_modules_of_a_device_are_imported(data, tmp_path, monkeypatch):
+def test_device_modules_are_imported(data, tmp_path, monkeypatch):
     (tmp_path / 'module_of_some_device.py').write_text('')
     monkeypatch.syspath_prepend(tmp_path)
     build(data, '--device-modules', 'module_of_some_device')
@@ -239,7 +239,7 @@ def test_modules_of_a_device_are_imported(data, tmp_path, monkeypatch):
 
 
 @shows('local_rank')
-def test_the_launcher_knows_the_local_rank_better(data, monkeypatch):
+def test_the_local_rank_of_the_launcher_wins(data, monkeypatch):
     assert build(data, '--local_rank', '3').args.local_rank == 0  # one process, as in timm
     args = build(data).args
     args.local_rank = 3
@@ -253,7 +253,7 @@ def test_the_launcher_knows_the_local_rank_better(data, monkeypatch):
 
 
 @shows('synchronize_step')
-def test_the_device_is_waited_for_after_each_update(data, tmp_path, monkeypatch):
+def test_the_device_is_synchronized_after_each_update(data, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(torch.cpu, 'synchronize', lambda *_: calls.append(1))
     train(data, tmp_path, *ONE_BATCH)
@@ -263,13 +263,13 @@ def test_the_device_is_waited_for_after_each_update(data, tmp_path, monkeypatch)
 
 
 @shows('no_ddp_bb')
-def test_buffers_are_sent_from_the_first_process_or_not(data, group):
+def test_buffers_are_broadcast_unless_switched_off(data, group):
     assert build(data, before=group).task.trainable_module.broadcast_buffers
     assert not build(data, '--no-ddp-bb', before=group).task.trainable_module.broadcast_buffers
 
 
 @shows('sync_bn')
-def test_statistics_are_those_of_all_processes(data, group, monkeypatch):
+def test_batch_norm_is_synchronized(data, group, monkeypatch):
     with raises_error('Expected --sync-bn on GPUs'):
         build(data, '--sync-bn')
     monkeypatch.setattr(SpliceMixTask, 'prepare_distributed', lambda *_, **__: None)  # wants GPUs
@@ -280,7 +280,7 @@ def test_statistics_are_those_of_all_processes(data, group, monkeypatch):
 
 @shows('dist_bn')
 @pytest.mark.parametrize('how, expected', [('reduce', True), ('broadcast', False), ('', None)])
-def test_statistics_of_processes_become_the_same_after_an_epoch(data, group, monkeypatch, how, expected):
+def test_running_statistics_are_distributed_after_an_epoch(data, group, monkeypatch, how, expected):
     calls = []
     monkeypatch.setattr(trainer, 'distribute_bn', lambda model, world_size, reduce: calls.append(reduce))
     run = build(data, *ONE_BATCH, '--model-ema', '--dist-bn', how, before=group)
@@ -288,10 +288,10 @@ def test_statistics_of_processes_become_the_same_after_an_epoch(data, group, mon
     assert calls == ([] if expected is None else [expected] * 2)  # of the model and of its average
 
 
-# Moving average
+# EMA
 
 @shows('model_ema', 'model_ema_decay', 'model_ema_warmup')
-def test_a_moving_average_is_kept(data):
+def test_an_ema_is_kept(data):
     def averaged(*flags):
         run = build(data, '--model-ema', *flags)
         before = first_weight(model_of(run)).detach().clone()
@@ -307,7 +307,7 @@ def test_a_moving_average_is_kept(data):
 
 
 @shows('model_ema_force_cpu', 'model_ema')
-def test_an_average_on_the_cpu_is_not_evaluated(data, tmp_path):
+def test_an_ema_on_the_cpu_is_not_evaluated(data, tmp_path):
     folder = train(data, tmp_path, *ONE_BATCH, '--model-ema')
     assert 'eval_ema_mAP' in summary(folder)[0]
     folder = train(data, tmp_path, *ONE_BATCH, '--model-ema', '--model-ema-force-cpu', name='cpu')

@@ -1,4 +1,4 @@
-""" What the flags of train.py about optimizer, schedule, losses and mixing do """
+""" Effects of the flags of train.py for optimizer, schedule, losses and mixing """
 import math
 
 import pytest
@@ -32,7 +32,7 @@ def defaults(data, *flags):
 
 
 @shows('opt', 'opt_eps', 'opt_betas', 'momentum', 'weight_decay', 'opt_kwargs')
-def test_the_optimizer_is_the_one_asked_for(data):
+def test_the_optimizer_is_the_given_one(data):
     name, group = defaults(data, '--momentum', '0.7', '--weight-decay', '0.03', '--opt-kwargs', 'foreach=True')
     assert (name, group['momentum'], group['weight_decay'], group['foreach']) == ('SGD', 0.7, 0.03, True)
     name, group = defaults(data, '--opt', 'adamw', '--opt-eps', '0.01', '--opt-betas', '0.5', '0.6')
@@ -46,7 +46,7 @@ def test_the_optimizer_is_the_one_asked_for(data):
 
 
 @shows('layer_decay', 'layer_decay_min_scale', 'layer_decay_no_opt_scale')
-def test_layers_have_rates_of_their_own(data):
+def test_layer_decay_scales_the_rates_of_layers(data):
     def scales(*flags):
         return sorted({round(group['lr_scale'], 6) for group in build(data, *flags).optimizer.param_groups})
 
@@ -70,7 +70,7 @@ def test_the_backbone_learns_more_slowly(data, sched):
 
 
 def update(data, *flags, scale=1.):
-    """How far one step moves the weights, with gradients of a known loss."""
+    """Change of the weights in one step with known gradients."""
     run = build(data, '--opt', 'momentum', '--momentum', '0', '--weight-decay', '0', '--lr', '1', *flags)
     set_training(run.task, [], False)
     before = {name: value.detach().clone() for name, value in model_of(run).named_parameters()}
@@ -94,7 +94,7 @@ def test_gradients_are_clipped(data):
 
 
 @shows('grad_accum_steps')
-def test_gradients_of_batches_are_gathered(data):
+def test_gradients_are_accumulated(data):
     run = build(data, '--grad-accum-steps', '2', '--epochs', '1')
     assert run.step.accumulate == 2
     steps = []
@@ -106,7 +106,7 @@ def test_gradients_of_batches_are_gathered(data):
 # Learning rate
 
 def rates(data, *flags, epochs=None, lr='1'):
-    """The rate in each epoch."""
+    """The learning rate of each epoch."""
     run = build(data, '--lr', lr, *flags)
     found = []
     for epoch in range(epochs or run.num_epochs):
@@ -116,7 +116,7 @@ def rates(data, *flags, epochs=None, lr='1'):
 
 
 @shows('lr', 'lr_base', 'lr_base_size', 'lr_base_scale')
-def test_the_rate_follows_from_the_batch_unless_given(data):
+def test_the_rate_is_scaled_with_the_batch_size_unless_given(data):
     def rate(*flags):
         run = build(data, *flags, before=lambda args: '--lr' in flags or vars(args).update(lr=None))
         return run.optimizer.param_groups[0]['lr']
@@ -146,7 +146,7 @@ def test_the_rate_follows_the_schedule(data):
 
 
 @shows('lr_cycle_mul', 'lr_cycle_decay', 'lr_cycle_limit', 'lr_k_decay', 'cooldown_epochs')
-def test_the_schedule_has_cycles_and_a_tail(data):
+def test_the_schedule_has_cycles_and_a_cooldown(data):
     once = rates(data, '--epochs', '4')
     cycles = ('--epochs', '4', '--lr-cycle-limit', '2')
     assert rates(data, *cycles) == pytest.approx([*once, *(0.5 * rate for rate in once)])
@@ -158,7 +158,7 @@ def test_the_schedule_has_cycles_and_a_tail(data):
 
 
 @shows('warmup_lr', 'warmup_epochs', 'warmup_prefix')
-def test_the_rate_climbs_first(data):
+def test_the_rate_warms_up(data):
     flags = ('--epochs', '6', '--warmup-epochs', '2', '--warmup-lr', '0.2')
     plain = rates(data, '--epochs', '6')
     assert rates(data, *flags) == pytest.approx([0.2, 0.6, *plain[2:]])
@@ -166,7 +166,7 @@ def test_the_rate_climbs_first(data):
 
 
 @shows('lr_noise', 'lr_noise_pct')
-def test_the_rate_is_noisy_in_a_part_of_the_epochs(data):
+def test_the_rate_has_noise_in_a_range_of_epochs(data):
     plain = rates(data, '--epochs', '10')
     noisy = rates(data, '--epochs', '10', '--lr-noise', '0.3', '0.6')
     different = [epoch for epoch in range(10) if noisy[epoch] != plain[epoch]]
@@ -178,7 +178,7 @@ def test_the_rate_is_noisy_in_a_part_of_the_epochs(data):
 
 
 @shows('sched_on_updates')
-def test_the_rate_changes_with_updates_if_asked_to(data):
+def test_the_schedule_can_step_on_updates(data):
     run = build(data, '--epochs', '2', '--sched-on-updates', '--lr', '1')
     run.scheduler.step_update(4)  # of 8
     assert run.optimizer.param_groups[0]['lr'] == pytest.approx(0.5)
@@ -188,7 +188,7 @@ def test_the_rate_changes_with_updates_if_asked_to(data):
 
 
 @shows('patience_epochs')
-def test_the_plateau_is_patient(data):
+def test_plateau_decays_after_its_patience(data):
     def rates_of_plateau(patience):
         run = build(data, '--sched', 'plateau', '--patience-epochs', patience, '--lr', '1', '--epochs', '6')
         found = []
@@ -216,14 +216,14 @@ def loss(data, *flags, targets=TARGETS, epoch=0):
 
 
 @shows('loss', 'bce_loss')
-def test_the_loss_is_the_one_asked_for(data):
+def test_the_loss_is_the_given_one(data):
     plain = torch.nn.functional.binary_cross_entropy_with_logits(LOGITS, TARGETS).item()
     assert loss(data) == loss(data, '--bce-loss') == loss(data, '--loss', 'bce') == pytest.approx(plain)
     assert len({round(loss(data, '--loss', name), 5) for name in ('bce', 'focal', 'asl', 'hill')}) == 4
 
 
 @shows('bce_loss', 'smoothing')
-def test_a_class_per_image_has_cross_entropy_unless_binary_was_asked_for(tmp_path):
+def test_single_label_data_uses_cross_entropy_unless_bce_is_given(tmp_path):
     images = make_images(tmp_path / 'images')
     for index in range(25):
         folder = tmp_path / 'data' / ('train' if index < 16 else 'val') / CLASSES[index % 3]
@@ -306,7 +306,7 @@ def mix(run, batch_size=8, step=0):
 
 @shows('splicemix_grids', 'splicemix_ratio', 'splicemix_drop_prob', 'splicemix_prob', 'splicemix_mode',
        'splicemix_batch')
-def test_batches_are_spliced_as_asked(data):
+def test_splicemix_flags_reach_the_plan(data):
     def plan(*flags, steps=1):
         run = build(data, '--splicemix-grids', '2x2', *flags)
         assert isinstance(run.mixer, SpliceMix)
@@ -325,7 +325,7 @@ def test_batches_are_spliced_as_asked(data):
 
 
 @shows('splicemix_cl', 'splicemix_cl_no_detach')
-def test_cells_are_compared_with_their_images(data):
+def test_the_consistency_loss_has_its_weight(data):
     def result(*flags):
         run = build(data, '--splicemix-grids', '2x2', '--splicemix-drop-prob', '0', *flags)
         run.task.set_step(0, 0)
@@ -347,7 +347,7 @@ def test_cells_are_compared_with_their_images(data):
 
 
 @shows('mixup', 'cutmix', 'cutmix_minmax', 'mixup_prob', 'mixup_switch_prob', 'mixup_mode')
-def test_batches_are_mixed_in_pairs_as_asked(data):
+def test_mixup_flags_reach_the_plan(data):
     def plans(*flags):
         run = build(data, *flags)
         assert type(run.mixer) is Mixup
@@ -374,7 +374,7 @@ def test_batches_are_mixed_in_pairs_as_asked(data):
 
 
 @shows('resizemix', 'recursivemix', 'splice_with', 'splice_with_ratio')
-def test_other_ways_of_mixing_are_those_asked_for(data):
+def test_other_mixers_are_created(data):
     resize, recursive = build(data, '--resizemix').mixer, build(data, '--recursivemix', '0.3').mixer
     assert isinstance(resize, ResizeMix) and resize.alpha == 1
     assert isinstance(recursive, RecursiveMix) and recursive.alpha == 0.3
@@ -387,7 +387,7 @@ def test_other_ways_of_mixing_are_those_asked_for(data):
 
 
 @shows('recursivemix_cl')
-def test_a_box_is_compared_with_its_image_of_the_step_before(data):
+def test_recursivemix_compares_a_box_with_the_previous_step(data):
     torch.manual_seed(0)
     images, targets = torch.randn(4, 3, 64, 64), torch.ones(4, 3)
     for weight in ('0', '0.2'):
@@ -404,7 +404,7 @@ def test_a_box_is_compared_with_its_image_of_the_step_before(data):
 @shows('splicemix_off_epoch', 'mixup_off_epoch')
 @pytest.mark.parametrize('flags', [
     ('--splicemix-grids', '2x2', '--splicemix-off-epoch', '1'), ('--mixup', '0.4', '--mixup-off-epoch', '1')])
-def test_nothing_is_mixed_from_an_epoch_on(data, monkeypatch, flags):
+def test_mixing_stops_at_the_off_epoch(data, monkeypatch, flags):
     run = build(data, *flags, '--train-batches-per-epoch', '1')
     enabled = []
     before_batch = run.before_batch

@@ -1,4 +1,4 @@
-""" What the flags of train.py about the course of a run and what it writes do """
+""" Effects of the flags of train.py for the course and the output of a run """
 import logging
 import sys
 import types
@@ -22,7 +22,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def finished(data, tmp_path_factory):
-    """A run of three epochs that does much of what can be asked for, evaluated once."""
+    """A run of three epochs that is evaluated once and saves images."""
     return train(
         data, tmp_path_factory.mktemp('finished'), '--epochs', '3', '--val-interval', '3', '--save-images',
         '--log-interval', '3', '--splicemix-grids', '2x2', '--sched', 'none')
@@ -34,14 +34,14 @@ def draws_nothing(monkeypatch):
 
 
 @shows('val_interval', 'save_images', 'log_interval')
-def test_a_run_evaluates_and_shows_its_batches_now_and_then(finished):
+def test_a_run_evaluates_and_saves_images_at_intervals(finished):
     assert [bool(row['eval_mAP']) for row in summary(finished)] == [False, False, True]
     pictures = {path.name for path in finished.glob('train-batch-*.jpg')}
     assert pictures == {f'train-batch-{epoch}-{batch}.jpg' for epoch in range(3) for batch in (0, 3)}
 
 
 @shows('log_interval')
-def test_lines_of_the_log_come_at_an_interval(data, tmp_path, caplog):
+def test_log_lines_appear_at_the_interval(data, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     train(data, tmp_path, '--epochs', '1', '--log-interval', '1')
     every = sum('Train 0:' in line for line in caplog.messages)
@@ -51,7 +51,7 @@ def test_lines_of_the_log_come_at_an_interval(data, tmp_path, caplog):
 
 
 @shows('output', 'experiment')
-def test_a_run_writes_where_it_was_asked_to(data, finished, tmp_path, monkeypatch):
+def test_a_run_writes_to_the_given_folder(data, finished, tmp_path, monkeypatch):
     assert (finished / 'last.pth.tar').is_file() and finished.name == 'run'
     assert build(data).folder.parent == data.parent / 'output'
     monkeypatch.chdir(tmp_path)
@@ -60,7 +60,7 @@ def test_a_run_writes_where_it_was_asked_to(data, finished, tmp_path, monkeypatc
 
 
 @shows('resume', 'no_resume_opt', 'start_epoch')
-def test_a_run_goes_on_with_or_without_its_optimizer(data, finished):
+def test_a_run_resumes_with_or_without_its_optimizer(data, finished):
     momentum = read_checkpoint(finished / 'last.pth.tar')['optimizer']['state'][0]['momentum_buffer']
     run = build(data, '--resume', finished, '--splicemix-grids', '2x2', '--epochs', '5')
     assert run.start_epoch == 3
@@ -77,7 +77,7 @@ def test_a_run_goes_on_with_or_without_its_optimizer(data, finished):
 
 
 @shows('recovery_interval')
-def test_a_run_can_be_recovered_from_the_middle_of_an_epoch(data, monkeypatch):
+def test_recovery_checkpoints_are_saved_at_the_interval(data, monkeypatch):
     for flags, expected in ((('--recovery-interval', '3'), [3]), ((), [])):
         run = build(data, '--epochs', '1', *flags)
         saved = []
@@ -116,7 +116,7 @@ def test_the_best_checkpoints_are_kept_and_a_run_without_progress_stops(data):
 
 
 @shows('metrics')
-def test_metrics_have_the_definition_that_was_asked_for(data, finished, tmp_path):
+def test_metrics_have_the_given_definition(data, finished, tmp_path):
     flags = ('--resume', finished / 'last.pth.tar', '--epochs', '4', '--start-epoch', '3', *ONE_BATCH)
     rows = [
         summary(train(data, tmp_path, *flags, '--metrics', preset, name=preset))[-1]
@@ -142,7 +142,7 @@ class FakeRun:
 
 
 @shows('log_wandb', 'wandb_project', 'wandb_tags', 'wandb_resume_id')
-def test_numbers_go_to_wandb_if_asked_for(data, tmp_path, monkeypatch):
+def test_metrics_are_logged_to_wandb(data, tmp_path, monkeypatch):
     wandb = FakeRun()
     module = types.ModuleType('wandb')
     module.init, module.log = wandb.init, wandb.log
@@ -159,14 +159,14 @@ def test_numbers_go_to_wandb_if_asked_for(data, tmp_path, monkeypatch):
 
 
 @shows('log_wandb')
-def test_wandb_that_is_not_installed_is_named(data, monkeypatch):
+def test_a_missing_wandb_is_an_error(data, monkeypatch):
     monkeypatch.setitem(sys.modules, 'wandb', None)
     with raises_error('--log-wandb requires Weights & Biases: pip install wandb'):
         build(data, '--log-wandb')
 
 
 @shows('log_tensorboard')
-def test_numbers_go_to_tensorboard_if_asked_for(data, tmp_path, monkeypatch):
+def test_metrics_are_logged_to_tensorboard(data, tmp_path, monkeypatch):
     scalars = {}
 
     class SummaryWriter:
@@ -192,7 +192,7 @@ def test_numbers_go_to_tensorboard_if_asked_for(data, tmp_path, monkeypatch):
 
 
 @shows('log_tensorboard')
-def test_tensorboard_that_is_not_installed_is_named(data, monkeypatch):
+def test_a_missing_tensorboard_is_an_error(data, monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
     with raises_error('--log-tensorboard requires TensorBoard: pip install tensorboard'):
         build(data, '--log-tensorboard')

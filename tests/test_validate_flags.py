@@ -518,7 +518,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(name, place, capsys):
     action = ACTIONS[name]
     flag, = action.option_strings
     line = refusal(capsys, arguments(place, flag, *([] if action.nargs == 0 else ['2'])))
-    assert f'argument {flag}: Expected no value' in line and REFUSED_IN_VALIDATION[name][1] in line
+    assert f'argument {flag}: ' in line and f'supported: {REFUSED_IN_VALIDATION[name][1]}' in line
 
 
 def test_every_flag_is_shown_to_work_or_refused():

@@ -1,4 +1,4 @@
-""" What tests of the flags of train.py share: a run that is not trained yet, and the list of flags shown to work """
+""" Helpers of the tests of flags of train.py: an untrained run, and the list of tested flags """
 import itertools
 from pathlib import Path
 from typing import Any, Callable
@@ -12,12 +12,12 @@ from timm_splicemix.train import build_parser, create_run
 
 from .runs import TINY
 
-SHOWN: set[str] = set()  # flags that some test shows the effect or the refusal of
+SHOWN: set[str] = set()  # flags whose effect or refusal is tested
 _numbers = itertools.count()
 
 
 def shows(*names: str) -> Callable:
-    """Say which flags a test is about, by their names in the parsed arguments."""
+    """Mark the flags that a test is about, by their names in the parsed arguments."""
     unknown = set(names) - build_parser().flags.keys()
     assert not unknown, unknown
 
@@ -29,7 +29,7 @@ def shows(*names: str) -> Callable:
 
 
 def build(data: Path, *flags: Any, before: Callable = lambda args: None) -> Trainer:
-    """A run as the command makes it, before its first epoch; its folder is beside the data."""
+    """A run before its first epoch, as the command creates it; its folder is beside the data."""
     place = ['--data-dir', data, '--output', data.parent / 'output', '--experiment', f'run{next(_numbers)}']
     argv = [*TINY, *place, *flags]
     parser = build_parser()
@@ -43,7 +43,7 @@ def build(data: Path, *flags: Any, before: Callable = lambda args: None) -> Trai
 
 
 def batches(run: Trainer, epoch: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What an epoch trains on."""
+    """The batches of an epoch."""
     run.train_loader.set_epoch(epoch)
     return list(run.train_loader)
 

@@ -61,9 +61,9 @@ class CommandParser(argparse.ArgumentParser):
             return action
         self.flags[action.dest] = action
         default = action.default
-        if action.help == argparse.SUPPRESS:
+        if action.help in (None, argparse.SUPPRESS) or 'default' in action.help:
             return action
-        if default is not False and default not in (None, '', [], {}) and 'default' not in (action.help or 'default'):
+        if default is not False and default not in (None, '', [], {}):
             shown = ' '.join(map(str, default)) if isinstance(default, list) else '%(default)s'
             action.help += f' (default: {shown})'
         return action
@@ -102,8 +102,8 @@ class RefusedAction(argparse.Action):
             return False
 
     def message(self) -> str:
-        only = '' if self.default in (None, False, '') else f' other than {self.default}'
-        return f'Expected no value{only}, as this is not supported: {self.reason}'
+        has_default = self.default not in (None, '') and self.default is not False
+        return f"{f'Only the default {self.default} is' if has_default else 'Not'} supported: {self.reason}"
 
 
 def add_refused_args(parser: argparse.ArgumentParser, refused: Mapping[str, tuple[Any, str]]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Optional, Sequence
 import yaml
 
 from ..errors import UsageError
+from ..files import read_yaml
 from .command import CommandParser, RefusedAction
 
 _UNSET = object()
@@ -105,20 +106,9 @@ def _on_command_line(parser: CommandParser, argv: Sequence[str]) -> set[str]:
 
 
 def _read(path: str, parser: CommandParser) -> dict[str, Any]:
-    try:
-        with open(path, encoding='utf-8') as file:
-            config = yaml.safe_load(file)
-    except OSError as error:
-        raise UsageError(f'Expected a YAML file for --config, but got {path}: {error.strerror}.') from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an impossible date
-        raise UsageError(f'Expected YAML in {path}, but got: {error}') from error
-    if not isinstance(config, dict):
-        got = 'an empty file' if config is None else type(config).__name__
-        raise UsageError(f"Expected lines 'flag: value' in {path}, but got {got}.")
-
     values = {}
-    for key, value in config.items():
-        name = str(key).replace('-', '_')
+    for key, value in read_yaml(path).items():
+        name = key.replace('-', '_')
         if name not in parser.flags or name == 'config':
             raise UsageError(f"Unknown flag '{key}' in {path}{_nearest(name, parser)}")
         if name in values:

@@ -32,15 +32,11 @@ _NEEDS = {
     'recursivemix_cl': ('recursivemix',),
     'results_format': ('results_file',),
     'splice_with_ratio': ('splice_with',),
-    'splicemix_batch': ('splicemix_grids',),
-    'splicemix_cl': ('splicemix_grids',),
     'splicemix_cl_no_detach': ('splicemix_cl',),
-    'splicemix_drop_prob': ('splicemix_grids',),
-    'splicemix_mode': ('splicemix_grids',),
-    'splicemix_off_epoch': ('splicemix_grids',),
-    'splicemix_prob': ('splicemix_grids',),
-    'splicemix_ratio': ('splicemix_grids',),
     'torchcompile_mode': ('torchcompile',),
+    **dict.fromkeys(
+        [f'splicemix_{name}' for name in ('batch', 'cl', 'drop_prob', 'mode', 'off_epoch', 'prob', 'ratio')],
+        ('splicemix_grids',)),
 }
 _METRICS = ('CP', 'CR', 'CF1', 'OP', 'OR', 'OF1')
 MULTI_LABEL_METRICS = ('mAP', *_METRICS, *(f'{name}_3' for name in _METRICS), 'loss')
