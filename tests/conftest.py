@@ -8,6 +8,13 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 
 
+@pytest.fixture(scope='session')
+def data(tmp_path_factory):
+    """A folder of 25 images with labels.csv, shared by all tests: copy it before changing it."""
+    from .runs import make_images  # imports the package, which some tests do in another process
+    return make_images(tmp_path_factory.mktemp('data') / 'images')
+
+
 @pytest.fixture
 def run():
     """Run a command as a user would, in another process; returns what it printed and its exit code."""

@@ -1,4 +1,4 @@
-""" Batches and draws that several test files use """
+""" Small batches and assertions for several test files """
 import pytest
 import torch
 

@@ -12,9 +12,10 @@ from timm.utils import NativeScaler
 from torch import nn
 
 from tests.helpers import make_batch, raises_error, rng
+from tests.test_progress import add_without_checking
 from timm_splicemix.data import create_loader
 from timm_splicemix.metrics import AccuracyMeter, multilabel_metrics
-from timm_splicemix.mix import SpliceMix
+from timm_splicemix.mix import SpliceMix, splice
 from timm_splicemix.run import progress
 from timm_splicemix.run.engine import (
     Epoch,
@@ -84,8 +85,8 @@ def train(task, loader=None, epoch=0, num_batches=6, start_batch=0, losses=None,
         scheduler, make_hooks(**hooks))
 
 
-def weights(task):
-    return torch.cat([parameter.detach().flatten() for parameter in task.get_eval_model().parameters()])
+def weights(task, ema=False):
+    return torch.cat([parameter.detach().flatten() for parameter in task.get_eval_model(ema=ema).parameters()])
 
 
 def seen_batches(loader, epoch, num_batches, start_batch=0):
@@ -118,7 +119,7 @@ def test_an_epoch_is_a_plain_loop_over_its_batches():
 
 
 @pytest.mark.parametrize('batch_size, accumulate', [(2, 4), (8, 1), (4, 2)])
-def test_accumulated_gradients_are_those_of_one_large_batch(batch_size, accumulate):
+def test_accumulated_gradients_equal_those_of_one_large_batch(batch_size, accumulate):
     results = []
     for size, parts in ((8, 1), (batch_size, accumulate)):
         task = make_task(model=make_model(dtype=torch.float64))
@@ -148,7 +149,7 @@ def test_the_last_update_of_an_epoch_may_have_fewer_batches():
     torch.testing.assert_close(grads[1], (expected[0] + expected[1]) / 2)
 
 
-def test_processes_exchange_gradients_at_updates_only():
+def test_processes_exchange_gradients_only_at_updates():
     task = make_task()
     entered = []
     batches = []
@@ -180,13 +181,13 @@ def test_gradients_are_clipped(mode, scaled):
         assert total == pytest.approx(limit, rel=1e-3)
     elif mode == 'value':
         assert max(move.abs().max().item() for move in moves) == pytest.approx(limit, rel=1e-3)
-    else:  # relative to the norm of each unit's weights, and the classifier is left alone
+    else:  # relative to the norm of the weights of each unit; the classifier is excluded
         unit_norms = moves[0].norm(dim=1), before[0].norm(dim=1)
         assert (unit_norms[0] <= limit * unit_norms[1] * 1.001).all()
         assert moves[2].norm() > 10 * limit * before[2].norm()
 
 
-def test_without_a_limit_gradients_are_left_alone():
+def test_a_high_limit_does_not_change_gradients():
     tasks = [make_task(), make_task()]
     for task, limit in zip(tasks, (None, 1e6)):
         train(task, step=Step(CPU, clip_grad=limit))
@@ -200,7 +201,7 @@ def test_a_scaled_loss_gives_the_same_update():
     torch.testing.assert_close(weights(tasks[0]), weights(tasks[1]), rtol=1e-5, atol=1e-6)
 
 
-def test_autocast_is_around_the_forward_pass():
+def test_the_forward_pass_runs_in_autocast():
     task = make_task()
     dtypes = []
     task.get_eval_model().register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
@@ -209,7 +210,7 @@ def test_autocast_is_around_the_forward_pass():
     assert dtypes == [torch.bfloat16]
 
 
-def test_images_get_type_and_memory_format():
+def test_images_are_converted_to_type_and_memory_format():
     images, targets = make_batch(2, height=8, width=8)
     found, labels = Step(CPU, torch.bfloat16, channels_last=True).to_device(images, targets)
     assert found.dtype == torch.bfloat16 and found.is_contiguous(memory_format=torch.channels_last)
@@ -235,15 +236,13 @@ def test_the_moving_average_is_updated():
     task = make_task()
     task.setup_ema(decay=0.5)
     train(task)
-    average = torch.cat([p.flatten() for p in task.get_eval_model(ema=True).parameters()])
-    assert not torch.equal(average, weights(task))
-    assert (average - weights(task)).abs().max() < 0.2
+    assert 0 < (weights(task, ema=True) - weights(task)).abs().max() < 0.2
 
 
 # --- which batches ---
 
 
-def test_an_epoch_continues_where_it_was_left():
+def test_a_stopped_epoch_resumes_exactly():
     def new():
         task = make_task(SpliceMix('2x2', ratio=0.5))
         return task, torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)
@@ -256,14 +255,14 @@ def test_an_epoch_continues_where_it_was_left():
     whole, losses = run(task, optimizer), []
     expected = weights(task)
 
-    def leave(done, meter, finite):
+    def stop(done, meter, finite):
         losses.append(meter.state_dict())
         if done == 4:
             raise StopTraining
 
     task, optimizer = new()
     with pytest.raises(StopTraining):
-        run(task, optimizer, after_update=leave)
+        run(task, optimizer, after_update=stop)
     again, new_optimizer = new()
     again.load_checkpoint_state(task.get_checkpoint_state()['state_dict'])
     new_optimizer.load_state_dict(optimizer.state_dict())
@@ -274,20 +273,29 @@ def test_an_epoch_continues_where_it_was_left():
     assert torch.equal(weights(again), expected)
 
 
-def test_alternate_batches_are_trained_one_after_the_other():
+def test_alternate_updates_the_weights_for_regular_and_for_mixed_images():
     model = make_model()
-    sizes = []
-    model.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
-    task = make_task(SpliceMix('2x2', ratio=0.5, batch='alternate'), model=model)
-    optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
-    updates = []
-    optimizer.register_step_pre_hook(lambda *_: updates.append(len(sizes)))
-    train(task, num_batches=2, optimizer=optimizer)
-    assert sizes == [4, 2, 4, 2]
-    assert updates == [1, 2, 3, 4]
+    expected = copy.deepcopy(model)
+    task = make_task(SpliceMix('2x2', batch='alternate', ratio=0.5, seed=3), model=model)
+    found = train(task, make_loader(batch_size=8), num_batches=1)
+    loader = make_loader(batch_size=8)
+    loader.set_epoch(0)
+    images, targets = next(iter(loader))
+    record, = SpliceMix('2x2', ratio=0.5, seed=3).plan(8).records
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    losses = []
+    for batch in ((images, targets), splice(images, targets, record)):
+        loss = BCE(expected(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    for name, value in model.state_dict().items():
+        assert torch.allclose(value, expected.state_dict()[name], atol=1e-6), name
+    assert found['loss'] == pytest.approx((8 * losses[0] + 4 * losses[1]) / 12, rel=1e-5)
 
 
-def test_an_epoch_that_is_done_has_nothing_left():
+def test_a_finished_epoch_trains_nothing():
     task = make_task()
     before = weights(task)
     averages = LossMeter(CPU)
@@ -296,7 +304,7 @@ def test_an_epoch_that_is_done_has_nothing_left():
     assert torch.equal(weights(task), before)
 
 
-def test_a_long_epoch_goes_through_the_data_again_in_another_order():
+def test_a_long_epoch_reads_the_data_again_in_another_order():
     loader = make_loader()
     seen = seen_batches(loader, epoch=0, num_batches=15)
     passes = [[index for batch in seen[start:start + 6] for index in batch] for start in (0, 6, 12)]
@@ -304,12 +312,12 @@ def test_a_long_epoch_goes_through_the_data_again_in_another_order():
     assert passes[0] != passes[1] and len(passes[2]) == 12
     later = seen_batches(loader, epoch=1, num_batches=15)
     starts = [batches[start] for batches in (seen, later) for start in (0, 6, 12)]
-    assert len({tuple(batch) for batch in starts}) == 6  # no order comes twice
+    assert len({tuple(batch) for batch in starts}) == 6  # all orders differ
     for start_batch in (1, 6, 8, 14):
         assert seen_batches(loader, 1, 15, start_batch) == later[start_batch:]
 
 
-def test_a_short_epoch_stops_early_and_the_next_has_its_own_order():
+def test_a_short_epoch_stops_early_and_the_next_has_another_order():
     loader = make_loader()
     whole = seen_batches(loader, 1, 6)
     assert seen_batches(loader, 1, 2) == whole[:2]
@@ -317,13 +325,13 @@ def test_a_short_epoch_stops_early_and_the_next_has_its_own_order():
     assert seen_batches(loader, 2, 2) != whole[:2]
 
 
-def test_the_length_of_an_epoch_is_that_of_a_whole_one():
+def test_the_length_of_an_epoch_does_not_depend_on_its_start():
     loader = make_loader()
     loader.set_epoch(4, 3)
     assert loader_length(loader) == 6
 
 
-def test_data_that_end_too_soon_are_told():
+def test_data_that_ends_too_early_is_an_error():
     loader = make_loader()
 
     class Short:
@@ -340,11 +348,11 @@ def test_data_that_end_too_soon_are_told():
         train(make_task(), Short())
 
 
-# --- a loss that is not finite ---
+# --- non-finite losses ---
 
 
 @pytest.mark.parametrize('value', [float('nan'), float('inf')])
-def test_a_loss_that_is_not_finite_names_the_batch_and_its_files(value):
+def test_a_non_finite_loss_is_an_error_with_batch_and_files(value):
     loader = make_loader()
     bad = seen_batches(loader, 0, 6)[3]
     calls = []
@@ -358,57 +366,21 @@ def test_a_loss_that_is_not_finite_names_the_batch_and_its_files(value):
         train(make_task(criterion=criterion), loader, after_update=lambda done, *_: saved.append(done))
     assert ', '.join(f'{index}.jpg' for index in bad) in str(error.value)
     assert 'Lower --lr' in str(error.value)
-    assert saved == [1, 2, 3]  # nothing is saved from then on
+    assert saved == [1, 2, 3]  # no update is saved after it
 
 
-def test_on_a_gpu_the_first_bad_batch_is_found_later():
-    check = progress.FiniteCheck(CPU)
-    for batch, loss in enumerate((1., float('nan'), float('inf'), 2.)):
-        add_without_looking(check, batch, torch.tensor(loss), [f'{batch}.jpg'])
-    with raises_error(r'at batch 1 \(files: 1.jpg\)'):
-        check.check()
-
-
-def test_one_who_saves_can_look_at_the_flag_before(monkeypatch):
-    monkeypatch.setattr(progress.FiniteCheck, 'add', add_without_looking)
+def test_a_hook_can_check_the_losses_before_it_saves(monkeypatch):
+    monkeypatch.setattr(progress.FiniteCheck, 'add', add_without_checking)
     task = make_task(criterion=lambda logits, targets: BCE(logits, targets) * float('nan'))
     with raises_error('at batch 0'):
         train(task, after_update=lambda done, losses, finite: finite.check())
-
-
-def add_without_looking(check, batch, loss, filenames, add=progress.FiniteCheck.add):
-    """As on a GPU."""
-    check.device = torch.device('cuda')
-    add(check, batch, loss, filenames)
-
-
-# --- averages ---
-
-
-def test_averages_are_over_images_and_survive_being_saved():
-    averages = LossMeter(CPU)
-    averages.update({'loss': torch.tensor(1.), 'task_loss': torch.tensor(3.)}, 2)
-    averages.update({'loss': torch.tensor(4.), 'task_loss': torch.tensor(0.)}, 1)
-    assert averages.compute() == {'loss': 2., 'task_loss': 2.}
-    again = LossMeter(CPU)
-    again.load_state_dict(averages.state_dict())
-    again.update({'loss': torch.tensor(6.), 'task_loss': torch.tensor(2.)}, 1)
-    assert again.compute() == {'loss': 3., 'task_loss': 2.}
-    assert averages.state_dict() == {'sums': {'loss': 6., 'task_loss': 6.}, 'count': 3}
-    assert LossMeter(CPU).compute() == {}
-
-
-def test_averages_keep_no_graph():
-    averages = LossMeter(CPU)
-    averages.update({'loss': torch.ones((), requires_grad=True) * 2}, 1)
-    assert not averages.sums['loss'].requires_grad
 
 
 # --- evaluation ---
 
 
 @pytest.mark.parametrize('batch_size', [5, 24])
-def test_evaluation_gives_the_metrics_of_all_images(batch_size):
+def test_evaluation_computes_the_metrics_of_all_images(batch_size):
     dataset, model = Images(), make_model()
     model.insert(1, nn.Dropout(0.5))
     model.train()
@@ -441,7 +413,7 @@ def test_single_labels_are_scored_by_top_1_and_top_5():
         'top1': 100 * hits[1] / 23, 'top5': 100 * hits[5] / 23})
 
 
-def test_an_accuracy_meter_counts_images_whatever_the_batches():
+def test_accuracy_does_not_depend_on_the_batch_size():
     logits = torch.randn(50, 7, generator=rng())
     targets = torch.arange(50) % 7
     results = []
@@ -459,25 +431,24 @@ def test_an_accuracy_meter_counts_images_whatever_the_batches():
     assert meter.compute() == {'top1': 100., 'top5': 100.}
 
 
-def test_an_image_that_was_not_scored_is_told():
+def test_an_image_that_was_not_scored_is_an_error():
     loader = make_loader(Images(24), 4, is_training=False)
     loader.batches.num_samples = 20
     with raises_error('Expected to score 24 images, but got 20'):
         evaluate(make_model(), loader, create_meter(True, 5, CPU), Step(CPU))
 
 
-def test_evaluation_may_be_left_after_any_batch():
+def test_evaluation_can_be_stopped_after_any_batch():
     done = []
 
-    def leave(number):
+    def stop(number):
         done.append(number)
         if number == 3:
             raise StopTraining
 
+    hooks = make_hooks(after_eval_batch=stop)
     with pytest.raises(StopTraining):
-        evaluate(
-            make_model(), make_loader(is_training=False), create_meter(True, 5, CPU), Step(CPU),
-            hooks=make_hooks(after_eval_batch=leave))
+        evaluate(make_model(), make_loader(is_training=False), create_meter(True, 5, CPU), Step(CPU), hooks=hooks)
     assert done == [1, 2, 3]
 
 
@@ -491,7 +462,7 @@ def test_evaluation_in_half_precision_scores_float32():
     assert metrics['loss'] == pytest.approx(exact, rel=0.02)
 
 
-def test_a_task_of_timm_can_be_trained_too():
+def test_a_task_of_timm_can_be_trained():
     task = ClassificationTask(make_model(), BCE, verbose=False)
     assert set(train(task)) == {'loss'}
 
@@ -499,7 +470,7 @@ def test_a_task_of_timm_can_be_trained_too():
 # --- progress ---
 
 
-def test_progress_lines_say_losses_rate_and_time_left(caplog):
+def test_training_logs_losses_speed_and_remaining_time(caplog):
     with caplog.at_level(logging.INFO, logger='timm_splicemix.run'):
         train(make_task(SpliceMix('2x2')), step=Step(CPU, log_interval=2))
     lines = [record.getMessage() for record in caplog.records]
@@ -510,7 +481,7 @@ def test_progress_lines_say_losses_rate_and_time_left(caplog):
     assert lines[-1].endswith('0:00 left')
 
 
-def test_progress_of_an_evaluation_says_its_loss(caplog):
+def test_evaluation_logs_its_loss(caplog):
     with caplog.at_level(logging.INFO, logger='timm_splicemix.run'):
         loader = make_loader(is_training=False)
         evaluate(make_model(), loader, create_meter(True, 5, CPU), Step(CPU, log_interval=4), BCE)
@@ -519,7 +490,7 @@ def test_progress_of_an_evaluation_says_its_loss(caplog):
     assert 'img/s' in lines[0] and 'left' in lines[0] and 'lr' not in lines[0]
 
 
-def test_the_rate_and_the_time_left_are_those_of_this_run(monkeypatch, caplog):
+def test_speed_and_remaining_time_are_those_of_the_resumed_part(monkeypatch, caplog):
     now = [100.]
     monkeypatch.setattr(progress.time, 'perf_counter', lambda: now[0])
 
@@ -534,7 +505,7 @@ def test_the_rate_and_the_time_left_are_those_of_this_run(monkeypatch, caplog):
     assert line.endswith('1:23:20 left')  # 100 batches of 50 s
 
 
-def test_other_processes_are_silent(caplog):
+def test_only_the_primary_process_logs(caplog):
     with caplog.at_level(logging.INFO, logger='timm_splicemix.run'):
         train(make_task(), step=Step(CPU, is_primary=False, log_interval=1))
     assert not caplog.records

@@ -30,6 +30,20 @@ def make_model():
     return timm.create_model('test_resnet', num_classes=5)
 
 
+def make_optimizer(model, **values):
+    """The optimizer, with the learning rates of the first epoch."""
+    args = make_args(**values)
+    optimizer = create_optimizer(model, args)
+    create_scheduler(optimizer, args, updates_per_epoch=5)
+    return optimizer
+
+
+def step_with_gradients_of_one(optimizer, model):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
 def rates(optimizer, model):
     """Learning rate of each parameter, by its name."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -53,18 +67,18 @@ def by_role(optimizer, model):
 @pytest.mark.parametrize('opt, scale, factor', [
     ('sgd', '', 2), ('momentum', '', 2), ('adamw', '', math.sqrt(2)), ('lamb', '', math.sqrt(2)),
     ('Adan', '', math.sqrt(2)), ('adamw', 'linear', 2), ('sgd', 'sqrt', math.sqrt(2)), ('rmsprop', '', 2)])
-def test_the_base_rate_grows_with_the_global_batch_as_in_timm(opt, scale, factor):
+def test_the_base_rate_scales_with_the_global_batch_size_as_in_timm(opt, scale, factor):
     args = make_args(lr=None, opt=opt, lr_base=0.3, lr_base_size=256, lr_base_scale=scale, batch_size=32,
                      grad_accum_steps=4)
     assert learning_rate(args, world_size=4) == pytest.approx(0.3 * factor)
 
 
-def test_a_given_rate_is_taken():
+def test_a_given_rate_is_not_scaled():
     assert learning_rate(make_args(lr=0.05, batch_size=999), world_size=8) == 0.05
     assert learning_rate(make_args(lr=0., batch_size=999), world_size=8) == 0.
 
 
-def test_an_unknown_scale_is_refused():
+def test_an_unknown_scale_is_an_error():
     with raises_error("Expected --lr-base-scale linear or sqrt, but got 'cubic'"):
         learning_rate(make_args(lr=None, lr_base_scale='cubic'), 1)
 
@@ -74,7 +88,7 @@ def test_an_unknown_scale_is_refused():
 
 @pytest.mark.parametrize('sched', ['none', 'cosine', 'step', 'multistep', 'poly', 'tanh', 'plateau'])
 @pytest.mark.parametrize('warmup', [0, 3])
-def test_the_backbone_learns_at_its_part_of_the_rate_all_the_time(sched, warmup):
+def test_the_rate_of_the_backbone_is_scaled_in_all_epochs(sched, warmup):
     model = make_model()
     args = make_args(sched=sched, warmup_epochs=warmup, epochs=10, backbone_lr_scale=0.1, decay_milestones=[4, 6],
                      decay_epochs=2, decay_rate=0.5, patience_epochs=0, warmup_lr=0.001)
@@ -92,15 +106,12 @@ def test_the_backbone_learns_at_its_part_of_the_rate_all_the_time(sched, warmup)
     assert seen[0] == pytest.approx(0.001 if warmup and sched != 'none' else 0.1)
 
 
-def test_an_update_moves_the_backbone_by_its_part():
+def test_an_update_of_the_backbone_is_scaled():
     model, plain = make_model(), make_model()
     for module, scale in ((model, 0.1), (plain, 1.)):
-        args = make_args(sched='none', backbone_lr_scale=scale, opt='momentum', momentum=0., weight_decay=0.)
-        optimizer = create_optimizer(module, args)
-        create_scheduler(optimizer, args, 5)
-        for parameter in module.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
+        optimizer = make_optimizer(
+            module, sched='none', backbone_lr_scale=scale, opt='momentum', momentum=0., weight_decay=0.)
+        step_with_gradients_of_one(optimizer, module)
     start = dict(make_model().named_parameters())
     for name, parameter in model.named_parameters():
         rate = 0.1 if name.startswith('fc.') else 0.01
@@ -109,13 +120,12 @@ def test_an_update_moves_the_backbone_by_its_part():
 
 
 @pytest.mark.parametrize('sched', ['none', 'cosine'])
-def test_the_backbone_s_part_comes_on_top_of_layer_decay(sched):
+def test_the_scale_of_the_backbone_multiplies_layer_decay(sched):
     model = make_model()
     found = {}
     for scale in (1., 0.1):
-        args = make_args(sched=sched, warmup_epochs=0, layer_decay=0.7, backbone_lr_scale=scale, opt='adamw')
-        optimizer = create_optimizer(model, args)
-        create_scheduler(optimizer, args, 5)
+        optimizer = make_optimizer(
+            model, sched=sched, warmup_epochs=0, layer_decay=0.7, backbone_lr_scale=scale, opt='adamw')
         found[scale] = rates(optimizer, model)
     assert len(set(found[1.].values())) > 2
     for name, rate in found[1.].items():
@@ -134,44 +144,31 @@ def test_groups_keep_their_weight_decay_and_other_options():
     assert len(divided.param_groups) == 4
 
 
-def test_a_scale_of_0_leaves_the_backbone_as_it_is():
+def test_a_scale_of_0_freezes_the_backbone():
     model = make_model()
-    args = make_args(sched='none', backbone_lr_scale=0., opt='sgd')
-    optimizer = create_optimizer(model, args)
-    create_scheduler(optimizer, args, 5)
-    assert by_role(optimizer, model) == (0., 0.1)
+    assert by_role(make_optimizer(model, sched='none', backbone_lr_scale=0., opt='sgd'), model) == (0., 0.1)
 
 
 def test_a_wrapped_optimizer_is_scaled_too():
     model = make_model()
-    args = make_args(sched='none', backbone_lr_scale=0.1, opt='lookahead_sgd')
-    optimizer = create_optimizer(model, args)
-    create_scheduler(optimizer, args, 5)
+    optimizer = make_optimizer(model, sched='none', backbone_lr_scale=0.1, opt='lookahead_sgd')
     assert by_role(optimizer, model) == pytest.approx((0.01, 0.1))
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+    step_with_gradients_of_one(optimizer, model)
     start = make_model()
     moved = [(a - b).abs().max().item() for a, b in zip(start.parameters(), model.parameters())]
     assert moved[0] == pytest.approx(moved[-1] / 10, rel=1e-3)
 
 
-def test_a_divided_optimizer_saves_and_loads_its_state():
-    args = make_args(sched='none', backbone_lr_scale=0.1, opt='adamw')
+def test_a_scaled_optimizer_saves_and_loads_its_state():
     model = make_model()
-    optimizer = create_optimizer(model, args)
-    create_scheduler(optimizer, args, 5)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    again = create_optimizer(model, args)
-    create_scheduler(again, args, 5)
+    optimizer, again = (make_optimizer(model, sched='none', backbone_lr_scale=0.1, opt='adamw') for _ in range(2))
+    step_with_gradients_of_one(optimizer, model)
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert rates(again, model) == rates(optimizer, model)
     assert all(torch.equal(again.state[p]['exp_avg'], optimizer.state[p]['exp_avg']) for p in model.parameters())
 
 
-def test_what_is_no_optimizer_is_refused():
+def test_bad_optimizers_are_errors():
     with raises_error("Expected an optimizer of timm for --opt, but got 'nonsense'"):
         create_optimizer(make_model(), make_args(opt='nonsense'))
     with raises_error("Expected an optimizer of timm for --opt, but got 'sgd': .*nonsense"):
@@ -186,7 +183,7 @@ def test_what_is_no_optimizer_is_refused():
 # --- scheduler ---
 
 
-def test_a_schedule_says_how_many_epochs_it_wants():
+def test_a_schedule_determines_the_number_of_epochs():
     optimizer = create_optimizer(make_model(), make_args())
     args = make_args(sched='cosine', epochs=7, cooldown_epochs=2, warmup_epochs=0)
     scheduler, num_epochs = create_scheduler(optimizer, args, 5)
@@ -196,7 +193,7 @@ def test_a_schedule_says_how_many_epochs_it_wants():
     assert scheduler_state(None) == {}
 
 
-def test_bad_schedules_are_refused():
+def test_bad_schedules_are_errors():
     optimizer = create_optimizer(make_model(), make_args())
     with raises_error("Expected --sched to be one of cosine, .*, none, but got 'sine'"):
         create_scheduler(optimizer, make_args(sched='sine'), 5)
@@ -208,7 +205,7 @@ def test_bad_schedules_are_refused():
     ('mAP', [10., 20., 19., 18., 30., 29., 28., 27., 26., 25.]),
     ('loss', [3., 2., 2.1, 2.2, 1., 1.1, 1.2, 1.3, 1.4, 1.5])])
 @pytest.mark.parametrize('cut', [1, 3, 4, 7])
-def test_a_plateau_goes_on_as_if_never_interrupted(metric, values, cut):
+def test_a_resumed_plateau_equals_an_uninterrupted_one(metric, values, cut):
     args = make_args(sched='plateau', patience_epochs=1, decay_rate=0.5, warmup_epochs=2, eval_metric=metric,
                      backbone_lr_scale=0.1, lr_noise=[0.3, 0.8], epochs=10)
     model = make_model()
@@ -217,19 +214,19 @@ def test_a_plateau_goes_on_as_if_never_interrupted(metric, values, cut):
         optimizer = create_optimizer(model, args)
         return optimizer, create_scheduler(optimizer, args, 5)[0]
 
-    def go_on(optimizer, scheduler, epochs):
+    def step_through(optimizer, scheduler, epochs):
         found = []
         for epoch in epochs:
             scheduler.step(epoch + 1, values[epoch])
             found.append(by_role(optimizer, model))
         return found
 
-    expected = go_on(*start(), range(10))
+    expected = step_through(*start(), range(10))
     assert min(expected)[1] < 0.06
     optimizer, scheduler = start()
-    found = go_on(optimizer, scheduler, range(cut))
+    found = step_through(optimizer, scheduler, range(cut))
     state = scheduler_state(scheduler), copy.deepcopy(optimizer.state_dict())
     optimizer, scheduler = start()
     optimizer.load_state_dict(state[1])
     load_scheduler_state(scheduler, state[0])
-    assert found + go_on(optimizer, scheduler, range(cut, 10)) == expected
+    assert found + step_through(optimizer, scheduler, range(cut, 10)) == expected

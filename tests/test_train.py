@@ -1,4 +1,4 @@
-""" Training from beginning to end: what a run writes, and how it goes on after a stop """
+""" Training from start to end: what a run writes, and how it resumes """
 import os
 import signal
 import subprocess
@@ -11,35 +11,18 @@ import torch
 import yaml
 
 import timm_splicemix as tsm
-from timm_splicemix import train as train_module
 from timm_splicemix.run import trainer
 from timm_splicemix.run.load import read_checkpoint
+from timm_splicemix.train import main
 
 from .conftest import REPOSITORY
-from .runs import CLASSES, TINY, assert_same_weights, make_images, summary, train, weights
+from .runs import CLASSES, TINY, assert_same_weights, summary, train, train_command, train_until, weights
 
 MIXED = ('--splicemix-grids', '1x2,2x2', '--splicemix-cl', '--gp', 'max')
-# What draws at random or remembers something, all at once
+# Everything that draws at random or has a state
 EVERYTHING = (
     *MIXED, '--model-ema', '--drop', '0.3', '--momentum', '0.9', '--reprob', '0.5', '--grad-accum-steps', '2',
     '--epochs', '3', '--sched', 'cosine', '--sched-on-updates')
-
-
-@pytest.fixture(scope='module')
-def data(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp('data'))
-
-
-def stop_at(monkeypatch, epoch, batch, number=signal.SIGTERM):
-    """Let the process get a signal while it works on a batch."""
-    before_batch = trainer.Trainer.before_batch
-
-    def before_batch_and_signal(self, at, images, targets):
-        before_batch(self, at, images, targets)
-        if (self.epoch, at) == (epoch, batch):
-            os.kill(os.getpid(), number)
-
-    monkeypatch.setattr(trainer.Trainer, 'before_batch', before_batch_and_signal)
 
 
 @pytest.fixture(scope='module')
@@ -49,15 +32,18 @@ def whole_run(data, tmp_path_factory):
 
 def assert_same_runs(folder, other):
     assert summary(folder) == summary(other)
-    assert_same_weights(folder / 'last.pth.tar', other / 'last.pth.tar')
-    assert_same_weights(folder / 'last.pth.tar', other / 'last.pth.tar', 'state_dict_ema')
+    for key in ('state_dict', 'state_dict_ema'):
+        assert_same_weights(folder / 'last.pth.tar', other / 'last.pth.tar', key)
     assert {path.name for path in folder.iterdir()} == {path.name for path in other.iterdir()}
     ours, theirs = (read_checkpoint(run / 'last.pth.tar')['timm_splicemix'] for run in (folder, other))
     for key in ('best_metric', 'best_epoch', 'checkpoint_files'):
         assert ours[key] == theirs[key]
 
 
-def test_a_run_writes_what_is_needed_to_understand_and_repeat_it(data, tmp_path):
+# --- what a run writes ---
+
+
+def test_a_run_can_be_understood_and_repeated_from_its_output_folder(data, tmp_path):
     folder = train(data, tmp_path, *MIXED)
     names = {path.name for path in folder.iterdir()}
     assert names == {
@@ -74,26 +60,24 @@ def test_a_run_writes_what_is_needed_to_understand_and_repeat_it(data, tmp_path)
     assert environment['torch'] == str(torch.__version__)
     assert environment['timm_splicemix'] == tsm.__version__
 
-    # Its settings alone make the same run.
-    train_module.main(['--config', str(folder / 'args.yaml'), '--experiment', 'again'])
+    main(['--config', str(folder / 'args.yaml'), '--experiment', 'again'])
     assert summary(tmp_path / 'again') == rows
     assert_same_weights(folder / 'last.pth.tar', tmp_path / 'again' / 'last.pth.tar')
 
 
 def test_another_seed_makes_another_run(data, tmp_path):
-    first = train(data, tmp_path, '--epochs', '1', name='first')
-    second = train(data, tmp_path, '--epochs', '1', '--seed', '43', name='second')
-    left, right = weights(first / 'last.pth.tar'), weights(second / 'last.pth.tar')
+    left, right = (
+        weights(train(data, tmp_path, '--epochs', '1', '--seed', seed, name=seed) / 'last.pth.tar')
+        for seed in ('42', '43'))
     assert not torch.equal(left['conv1.0.weight'], right['conv1.0.weight'])
 
 
-def test_the_checkpoint_is_one_of_timm(data, tmp_path):
-    folder = train(data, tmp_path, *MIXED, '--epochs', '1')
-    model = timm.create_model(
-        'test_resnet', num_classes=3, global_pool='max', checkpoint_path=str(folder / 'last.pth.tar'))
+def test_timm_loads_the_checkpoint(data, tmp_path):
+    checkpoint = train(data, tmp_path, *MIXED, '--epochs', '1') / 'last.pth.tar'
+    model = timm.create_model('test_resnet', num_classes=3, global_pool='max', checkpoint_path=str(checkpoint))
     plain = timm.create_model('test_resnet', num_classes=3)
-    assert weights(folder / 'last.pth.tar').keys() == plain.state_dict().keys()
-    rebuilt, info = tsm.load_checkpoint(folder / 'last.pth.tar')
+    assert weights(checkpoint).keys() == plain.state_dict().keys()
+    rebuilt, info = tsm.load_checkpoint(checkpoint)
     images = torch.randn(2, 3, 64, 64)
     assert torch.equal(model.eval()(images), rebuilt(images))
     assert info.class_names == CLASSES
@@ -101,23 +85,48 @@ def test_the_checkpoint_is_one_of_timm(data, tmp_path):
     assert info.multi_label
 
 
+def test_a_new_run_does_not_overwrite_another_run(data, tmp_path):
+    first = train(data, tmp_path, '--epochs', '1')
+    before = {path.name: path.read_bytes() for path in first.iterdir()}
+    train(data, tmp_path, '--epochs', '1', '--seed', '5')
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
+    assert (tmp_path / 'run-2' / 'last.pth.tar').is_file()
+
+
+def test_pretrained_weights_of_other_classes_are_loaded_without_the_classifier(data, tmp_path):
+    torch.manual_seed(7)
+    source = timm.create_model('test_resnet', num_classes=9)
+    torch.save(source.state_dict(), tmp_path / 'weights.pth')
+    run = train(data, tmp_path, '--epochs', '1', '--lr', '0', '--freeze-bn', '--pretrained-path',
+                tmp_path / 'weights.pth')
+    found = weights(run / 'last.pth.tar')
+    for name, value in source.state_dict().items():
+        if not name.startswith('fc.'):
+            assert torch.equal(found[name], value), name
+
+
+def test_a_run_without_matplotlib_logs_once_that_it_draws_no_curves(data, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)  # as if it were not installed
+    folder = train(data, tmp_path)
+    assert not (folder / 'curves.png').exists()
+    assert len(summary(folder)) == 2
+    assert caplog.text.count("pip install 'timm-splicemix[plot]'") == 1
+
+
+# --- resuming ---
+
+
 @pytest.mark.parametrize('workers', ['0', '2'])
 @pytest.mark.parametrize('epoch, batch', [(0, 1), (1, 2), (2, 3)])
-def test_a_run_stopped_in_an_epoch_goes_on_exactly(
-        data, whole_run, tmp_path, monkeypatch, caplog, epoch, batch, workers):
-    with monkeypatch.context() as patch:
-        stop_at(patch, epoch, batch)
-        with pytest.raises(SystemExit) as stopped:
-            train(data, tmp_path, *EVERYTHING, '-j', workers)
-    assert stopped.value.code == 128 + signal.SIGTERM
-    folder = tmp_path / 'run'
+def test_a_run_stopped_in_an_epoch_resumes_exactly(data, whole_run, tmp_path, caplog, epoch, batch, workers):
+    folder = train_until(epoch, batch, data, tmp_path, *EVERYTHING, '-j', workers)
     assert '--resume' in caplog.text
     assert len(list(folder.glob('recovery-*'))) == 1
     train(data, tmp_path, *EVERYTHING, '-j', workers, '--resume', folder)
     assert_same_runs(folder, whole_run)
 
 
-def test_a_run_stopped_in_evaluation_goes_on_exactly(data, whole_run, tmp_path, monkeypatch):
+def test_a_run_stopped_in_an_evaluation_resumes_exactly(data, whole_run, tmp_path, monkeypatch):
     evaluate = trainer.evaluate
 
     def evaluate_and_signal(*args):
@@ -125,59 +134,50 @@ def test_a_run_stopped_in_evaluation_goes_on_exactly(data, whole_run, tmp_path, 
             os.kill(os.getpid(), signal.SIGINT)
         return evaluate(*args)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
         patch.setattr(trainer, 'evaluate', evaluate_and_signal)
-        with pytest.raises(SystemExit) as stopped:
-            train(data, tmp_path, *EVERYTHING)
+        train(data, tmp_path, *EVERYTHING)
     assert stopped.value.code == 128 + signal.SIGINT
     assert [path.name for path in (tmp_path / 'run').glob('recovery-*')] == ['recovery-1-4.pth.tar']
     train(data, tmp_path, *EVERYTHING, '--resume', tmp_path / 'run')
     assert_same_runs(tmp_path / 'run', whole_run)
 
 
-def test_a_run_goes_on_exactly_from_the_end_of_an_epoch(data, whole_run, tmp_path):
+def test_a_run_resumes_exactly_at_the_end_of_an_epoch(data, whole_run, tmp_path):
     flags = [*EVERYTHING, '--checkpoint-hist', '10']
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 2, 0)
-        with pytest.raises(SystemExit):
-            train(data, tmp_path, *flags)
-    folder = tmp_path / 'run'
+    folder = train_until(2, 0, data, tmp_path, *flags)
     train(data, tmp_path, *flags, '--resume', folder / 'checkpoint-1.pth.tar')
     assert_same_runs(folder, whole_run)
 
 
-def test_the_folder_of_a_checkpoint_is_where_a_run_goes_on(data, tmp_path, monkeypatch):
+def test_the_output_folder_is_enough_to_resume(data, whole_run, tmp_path):
+    folder = train_until(1, 2, data, tmp_path, *EVERYTHING)
+    main(['--resume', str(folder)])
+    assert_same_runs(folder, whole_run)
+
+
+def test_a_resumed_run_writes_to_the_folder_of_its_checkpoint(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 1, 0)
-        with pytest.raises(SystemExit):
-            train(data, tmp_path)
-    train_module.main([*TINY, '--data-dir', str(data), '--resume', str(tmp_path / 'run')])
-    assert [row['epoch'] for row in summary(tmp_path / 'run')] == ['0', '1']
+    folder = train_until(1, 0, data, tmp_path)
+    main([*TINY, '--data-dir', str(data), '--resume', str(folder)])
+    assert [row['epoch'] for row in summary(folder)] == ['0', '1']
     assert not (tmp_path / 'output').exists()
 
 
-def test_the_plateau_schedule_remembers_its_state(data, tmp_path):
+def test_a_resumed_plateau_schedule_keeps_its_state(data, tmp_path):
     flags = ('--sched', 'plateau', '--patience-epochs', '0', '--epochs', '4', '--eval-metric', 'loss')
     whole = train(data, tmp_path, *flags, name='whole')
-    rates = [float(row['lr']) for row in summary(whole)]
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 3, 1)
-        with pytest.raises(SystemExit):
-            train(data, tmp_path, *flags, name='stopped')
-    train(data, tmp_path, *flags, '--resume', tmp_path / 'stopped', name='stopped')
-    assert [float(row['lr']) for row in summary(tmp_path / 'stopped')] == rates
-    assert_same_weights(whole / 'last.pth.tar', tmp_path / 'stopped' / 'last.pth.tar')
+    stopped = train_until(3, 1, data, tmp_path, *flags, name='stopped')
+    train(data, tmp_path, *flags, '--resume', stopped, name='stopped')
+    assert [float(row['lr']) for row in summary(stopped)] == [float(row['lr']) for row in summary(whole)]
+    assert_same_weights(whole / 'last.pth.tar', stopped / 'last.pth.tar')
 
 
-def test_the_best_checkpoint_and_the_number_kept_survive_a_stop(data, tmp_path):
+def test_a_resumed_run_keeps_the_best_checkpoints(data, tmp_path):
     flags = ('--epochs', '5', '--checkpoint-hist', '2')
     whole = train(data, tmp_path, *flags, name='whole')
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 3, 1)
-        with pytest.raises(SystemExit):
-            train(data, tmp_path, *flags, name='stopped')
-    stopped = train(data, tmp_path, *flags, '--resume', tmp_path / 'stopped', name='stopped')
+    stopped = train_until(3, 1, data, tmp_path, *flags, name='stopped')
+    train(data, tmp_path, *flags, '--resume', stopped, name='stopped')
     kept = {path.name for path in whole.glob('*.pth.tar')}
     assert len([name for name in kept if name.startswith('checkpoint-')]) == 2
     assert {path.name for path in stopped.glob('*.pth.tar')} == kept
@@ -186,9 +186,29 @@ def test_the_best_checkpoint_and_the_number_kept_survive_a_stop(data, tmp_path):
     assert read_checkpoint(stopped / 'model_best.pth.tar')['metric'] == pytest.approx(max(metrics))
 
 
-def command_line(data, output, *flags):
-    return [sys.executable, str(REPOSITORY / 'train.py'), *TINY, '--data-dir', str(data), '--output', str(output),
-            '--experiment', 'run', *map(str, flags)]
+def test_a_run_can_resume_with_another_optimizer(data, tmp_path):
+    folder = train(data, tmp_path, '--epochs', '1')
+    train(data, tmp_path, '--epochs', '2', '--opt', 'adamw', '--lr', '1e-3', '--resume', folder, '--no-resume-opt')
+    assert [row['epoch'] for row in summary(folder)] == ['0', '1']
+    assert 'exp_avg' in next(iter(read_checkpoint(folder / 'last.pth.tar')['optimizer']['state'].values()))
+
+
+def test_a_run_that_stopped_early_does_not_train_when_it_is_resumed(data, tmp_path):
+    flags = ('--epochs', '9', '--patience', '1', '--lr', '0', '--sched', 'none', '--freeze-bn')
+    folder = train(data, tmp_path, *flags)
+    rows = summary(folder)
+    assert len(rows) == 2  # the first epoch is the best one
+    main(['--resume', str(folder)])
+    assert summary(folder) == rows
+
+
+def test_a_run_with_another_loss_resumes_from_its_settings(data, tmp_path):
+    folder = train(data, tmp_path, '--loss', 'asl', '--epochs', '1')
+    main(['--resume', str(folder), '--epochs', '2'])
+    assert [row['epoch'] for row in summary(folder)] == ['0', '1']
+
+
+# --- other processes ---
 
 
 def environment():
@@ -196,17 +216,17 @@ def environment():
 
 
 @pytest.mark.slow
-def test_a_killed_run_loses_nothing_that_was_written(data, tmp_path):
+def test_a_killed_run_leaves_only_complete_files(data, tmp_path):
     flags = (*MIXED, '--epochs', '60', '--recovery-interval', '1', '--checkpoint-hist', '2')
     folder = tmp_path / 'run'
     for attempt in range(4):
         resume = ('--resume', folder) if attempt else ()
         process = subprocess.Popen(
-            command_line(data, tmp_path, *flags, *resume), env=environment(), stdout=subprocess.DEVNULL,
+            train_command(data, tmp_path, *flags, *resume), env=environment(), stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL)
         before = {path: path.stat().st_mtime_ns for path in folder.glob('*.pth.tar')}
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:  # until it writes, then at another moment each time
+        while time.monotonic() < deadline:  # until it writes, then at another moment in each attempt
             after = {path: path.stat().st_mtime_ns for path in folder.glob('*.pth.tar') if path.exists()}
             if (folder / 'last.pth.tar').exists() and after != before:
                 break
@@ -215,12 +235,12 @@ def test_a_killed_run_loses_nothing_that_was_written(data, tmp_path):
         process.kill()
         process.wait()
         for path in folder.glob('[!.]*.pth.tar'):
-            read_checkpoint(path)  # raises if it is not whole
+            read_checkpoint(path)
         rows = summary(folder)
         assert [int(row['epoch']) for row in rows] == list(range(len(rows)))
         assert (folder / 'model_best.pth.tar').exists()
     process = subprocess.run(
-        command_line(data, tmp_path, *flags, '--resume', folder), env=environment(), capture_output=True, text=True,
+        train_command(data, tmp_path, *flags, '--resume', folder), env=environment(), capture_output=True, text=True,
         timeout=300)
     assert process.returncode == 0, process.stderr
     assert [int(row['epoch']) for row in summary(folder)] == list(range(60))
@@ -228,9 +248,9 @@ def test_a_killed_run_loses_nothing_that_was_written(data, tmp_path):
         read_checkpoint(path)
 
 
-def test_a_signal_to_the_script_saves_before_it_leaves(data, tmp_path):
+def test_a_run_that_receives_a_signal_saves_before_it_exits(data, tmp_path):
     process = subprocess.Popen(
-        command_line(data, tmp_path, '--epochs', '500', '--log-interval', '1'), env=environment(),
+        train_command(data, tmp_path, '--epochs', '500', '--log-interval', '1'), env=environment(),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for line in process.stdout:
         if line.startswith('Train 1'):
@@ -240,62 +260,3 @@ def test_a_signal_to_the_script_saves_before_it_leaves(data, tmp_path):
     assert process.returncode == 130, text
     assert 'Stopped by SIGINT' in text and '--resume' in text
     assert len(list((tmp_path / 'run').glob('recovery-*.pth.tar'))) == 1
-
-
-def test_a_run_may_go_on_with_a_new_optimizer(data, tmp_path):
-    folder = train(data, tmp_path, '--epochs', '1')
-    train(data, tmp_path, '--epochs', '2', '--opt', 'adamw', '--lr', '1e-3', '--resume', folder, '--no-resume-opt')
-    assert [row['epoch'] for row in summary(folder)] == ['0', '1']
-    assert 'exp_avg' in next(iter(read_checkpoint(folder / 'last.pth.tar')['optimizer']['state'].values()))
-
-
-def test_the_folder_alone_is_enough_to_go_on(data, whole_run, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_at(patch, 1, 2)
-        with pytest.raises(SystemExit):
-            train(data, tmp_path, *EVERYTHING)
-    train_module.main(['--resume', str(tmp_path / 'run')])
-    assert_same_runs(tmp_path / 'run', whole_run)
-
-
-def test_a_new_run_leaves_the_files_of_another_one_alone(data, tmp_path):
-    first = train(data, tmp_path, '--epochs', '1')
-    before = {path.name: path.read_bytes() for path in first.iterdir()}
-    train(data, tmp_path, '--epochs', '1', '--seed', '5')
-    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
-    assert (tmp_path / 'run-2' / 'last.pth.tar').is_file()
-
-
-def test_a_run_that_lost_patience_does_not_train_on_when_it_is_resumed(data, tmp_path):
-    flags = ('--epochs', '9', '--patience', '1', '--lr', '0', '--sched', 'none', '--freeze-bn')
-    folder = train(data, tmp_path, *flags)
-    rows = summary(folder)
-    assert len(rows) == 2  # the first is the best
-    train_module.main(['--resume', str(folder)])
-    assert summary(folder) == rows
-
-
-def test_weights_of_other_classes_are_a_start(data, tmp_path):
-    torch.manual_seed(7)
-    source = timm.create_model('test_resnet', num_classes=9)
-    torch.save(source.state_dict(), tmp_path / 'weights.pth')
-    run = train(data, tmp_path, '--epochs', '1', '--lr', '0', '--freeze-bn', '--pretrained-path',
-                tmp_path / 'weights.pth')
-    mine = weights(run / 'last.pth.tar')
-    for name, value in source.state_dict().items():
-        if not name.startswith('fc.'):
-            assert torch.equal(mine[name], value), name
-
-
-def test_without_matplotlib_a_run_has_no_curves_and_says_so_once(data, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, 'matplotlib', None)  # as if it were not installed
-    folder = train(data, tmp_path)
-    assert not (folder / 'curves.png').exists()
-    assert len(summary(folder)) == 2
-    assert caplog.text.count("pip install 'timm-splicemix[plot]'") == 1
-
-
-def test_the_settings_of_a_run_with_another_loss_make_it_again(data, tmp_path):
-    folder = train(data, tmp_path, '--loss', 'asl', '--epochs', '1')
-    train_module.main(['--resume', str(folder), '--epochs', '2'])
-    assert [row['epoch'] for row in summary(folder)] == ['0', '1']

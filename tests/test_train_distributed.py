@@ -1,4 +1,5 @@
-""" Training with two real processes """
+""" Training and mixing in two processes """
+import json
 import os
 import signal
 import subprocess
@@ -7,23 +8,52 @@ import sys
 import pytest
 import torch
 
+import timm_splicemix as tsm
+
 from .conftest import REPOSITORY
-from .runs import TINY, assert_same_weights, make_images, summary, train, weights
+from .runs import assert_same_weights, summary, train, train_command, weights
 
 TORCHRUN = (sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--standalone')
+DRAW = '''
+import json, sys
+import torch
+import timm_splicemix as tsm
 
-
-@pytest.fixture(scope='module')
-def data(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp('data'))
+torch.distributed.init_process_group('gloo')
+mixer = tsm.SpliceMix('2x3', seed=5)
+mixer.set_step(2, 9)
+record, = mixer.plan(12).records
+rank = torch.distributed.get_rank()
+with open(f'{sys.argv[1]}/{rank}.json', 'w') as file:
+    json.dump(record.sources.tolist(), file)
+torch.distributed.destroy_process_group()
+'''
 
 
 def two_processes(data, output, *flags):
-    return [*TORCHRUN, str(REPOSITORY / 'train.py'), *TINY, '--data-dir', str(data), '--output', str(output),
-            '--experiment', 'two', *map(str, flags)]
+    return [*TORCHRUN, *train_command(data, output, *flags, name='two')[1:]]
 
 
-def test_two_processes_train_like_one_with_the_batches_together(data, run, tmp_path):
+def assert_same_summaries(folder, other, **tolerance):
+    for row, other_row in zip(summary(folder), summary(other), strict=True):
+        for name, value in row.items():
+            assert float(value) == pytest.approx(float(other_row[name]), **tolerance), name
+
+
+def test_each_process_draws_its_own_records(run, tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text(DRAW)
+    done = run(*TORCHRUN, script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    drawn = [json.loads((tmp_path / f'{rank}.json').read_text()) for rank in (0, 1)]
+    assert drawn[0] != drawn[1]
+    for rank in (0, 1):
+        mixer = tsm.SpliceMix('2x3', seed=5, rank=rank)
+        mixer.set_step(2, 9)
+        assert mixer.plan(12).records[0].sources.tolist() == drawn[rank]
+
+
+def test_two_processes_train_like_one_with_both_batches(data, run, tmp_path):
     flags = ('--freeze-bn', '--opt', 'sgd', '--lr', '0.02', '--model-ema', '--grad-accum-steps', '2')
     one = train(data, tmp_path, *flags, '-b', '4', name='one')
     done = run(*two_processes(data, tmp_path, *flags, '-b', '2'))
@@ -35,21 +65,24 @@ def test_two_processes_train_like_one_with_the_batches_together(data, run, tmp_p
         for name, value in left.items():
             assert torch.allclose(value, right[name], rtol=1e-4, atol=1e-6), name
     assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}
-    for row, other in zip(summary(one), summary(two), strict=True):
-        for name, value in row.items():
-            assert float(value) == pytest.approx(float(other[name]), rel=1e-4, abs=1e-5), name
-    # Only the first process writes and speaks.
+    assert_same_summaries(one, two, rel=1e-4, abs=1e-5)
+    # Only the primary process logs.
     assert done.stderr.count('Training test_resnet') == 1
     assert done.stderr.count('Epoch 1: mAP') == 1
 
 
 @pytest.mark.slow
-def test_two_processes_mix_for_themselves_and_go_on_exactly_after_a_stop(data, tmp_path):
+def test_two_stopped_processes_resume_exactly(data, tmp_path):
     flags = ('--splicemix-grids', '1x2,2x2', '--splicemix-cl', '--gp', 'max', '-b', '2', '--epochs', '4')
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(REPOSITORY)}
-    whole = subprocess.run(
-        two_processes(data, tmp_path / 'whole', *flags), env=environment, capture_output=True, text=True, timeout=300)
-    assert whole.returncode == 0, whole.stderr
+
+    def run_to_end(output, *more):
+        done = subprocess.run(
+            two_processes(data, output, *flags, *more), env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return output / 'two'
+
+    whole = run_to_end(tmp_path / 'whole')
     process = subprocess.Popen(
         two_processes(data, tmp_path, *flags, '--log-interval', '1'), env=environment, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True)
@@ -61,11 +94,6 @@ def test_two_processes_mix_for_themselves_and_go_on_exactly_after_a_stop(data, t
     assert process.returncode != 0
     assert 'The state is saved' in text, text
     assert len(list((tmp_path / 'two').glob('recovery-*.pth.tar'))) == 1
-    resumed = subprocess.run(
-        two_processes(data, tmp_path, *flags, '--resume', tmp_path / 'two'), env=environment, capture_output=True,
-        text=True, timeout=300)
-    assert resumed.returncode == 0, resumed.stderr
-    assert_same_weights(tmp_path / 'whole' / 'two' / 'last.pth.tar', tmp_path / 'two' / 'last.pth.tar')
-    for row, other in zip(summary(tmp_path / 'whole' / 'two'), summary(tmp_path / 'two'), strict=True):
-        for name, value in row.items():
-            assert float(value) == pytest.approx(float(other[name]), rel=1e-12), name
+    resumed = run_to_end(tmp_path, '--resume', tmp_path / 'two')
+    assert_same_weights(whole / 'last.pth.tar', resumed / 'last.pth.tar')
+    assert_same_summaries(whole, resumed, rel=1e-12)

@@ -1,4 +1,4 @@
-""" What a user is told who asks for what can't be: one line, and exit code 2 """
+""" Errors that a user can correct: one line, and exit code 2 """
 import os
 import re
 import shutil
@@ -6,15 +6,9 @@ import shutil
 import pytest
 import torch
 
-from timm_splicemix import train as train_module
+from timm_splicemix.train import main
 
-from .runs import TINY, make_images, train
-from .test_train import stop_at
-
-
-@pytest.fixture(scope='module')
-def data(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp('data'))
+from .runs import flags_of, train, train_until
 
 
 @pytest.fixture(scope='module')
@@ -22,14 +16,30 @@ def finished(data, tmp_path_factory):
     return train(data, tmp_path_factory.mktemp('finished'), '--epochs', '1')
 
 
-def refusal(capsys, *flags):
-    """The line that a command says before it leaves with code 2."""
-    with pytest.raises(SystemExit) as left:
-        train_module.main([str(flag) for flag in flags])
-    lines = [line for line in capsys.readouterr().err.splitlines() if 'error:' in line]
-    assert left.value.code == 2, lines
-    assert len(lines) == 1
-    return lines[0]
+@pytest.fixture
+def refusal(data, tmp_path, capsys):
+    """Call train.py with flags that it must reject; returns its error message."""
+    def call(*flags, data=data):
+        with pytest.raises(SystemExit) as left:
+            main(flags_of(data, tmp_path, *flags))
+        lines = [line for line in capsys.readouterr().err.splitlines() if 'error:' in line]
+        assert left.value.code == 2, lines
+        assert len(lines) == 1
+        return lines[0]
+
+    return call
+
+
+@pytest.fixture
+def own_data(data, tmp_path):
+    """A copy of the data, to be changed."""
+    return shutil.copytree(data, tmp_path / 'data')
+
+
+@pytest.fixture
+def own_run(finished, tmp_path):
+    """A copy of the finished run, in the folder to which the next run writes."""
+    return shutil.copytree(finished, tmp_path / 'run')
 
 
 @pytest.mark.parametrize('flags, words', [
@@ -79,10 +89,9 @@ def refusal(capsys, *flags):
     (['--batch-size', '17'], '--batch-size to at most 16'),
     (['--backbone-lr-scale', '-1'], '--backbone-lr-scale: .* at least 0'),
 ])
-def test_bad_flags_are_one_line(data, tmp_path, capsys, monkeypatch, flags, words):
+def test_bad_flags_are_one_line(refusal, tmp_path, monkeypatch, flags, words):
     monkeypatch.chdir(tmp_path)
-    line = refusal(capsys, *TINY, '--data-dir', data, '--output', tmp_path, *flags)
-    assert_matches(line, words)
+    assert_matches(refusal(*flags), words)
     assert not list(tmp_path.glob('*/last.pth.tar'))
 
 
@@ -90,133 +99,67 @@ def assert_matches(line, words):
     assert re.search(words, line), line
 
 
-def test_an_unknown_key_of_a_config_is_refused(data, tmp_path, capsys):
+def test_an_unknown_key_in_a_config_is_an_error(refusal, tmp_path):
     (tmp_path / 'config.yaml').write_text('batch_size: 4\nlearning_rate: 0.1\n')
-    line = refusal(capsys, *TINY, '--data-dir', data, '--config', tmp_path / 'config.yaml')
-    assert 'learning_rate' in line and 'config.yaml' in line
+    assert_matches(refusal('--config', tmp_path / 'config.yaml'), 'config.yaml.*learning_rate')
 
 
-def test_an_output_folder_that_cannot_be_written_is_refused(data, tmp_path, capsys):
+def test_an_output_folder_that_cannot_be_written_is_an_error(refusal, tmp_path):
     (tmp_path / 'file').write_text('')
-    line = refusal(capsys, *TINY, '--data-dir', data, '--output', tmp_path / 'file')
-    assert 'Cannot write' in line and 'file is not a folder' in line
+    assert_matches(refusal('--output', tmp_path / 'file'), f'Cannot write .*{tmp_path / "file"} is not a folder')
+
+
+# --- checkpoints and weights ---
 
 
 @pytest.mark.parametrize('content', [b'', b'no checkpoint', None], ids=['empty', 'text', 'truncated'])
-def test_a_file_that_is_no_checkpoint_is_refused(data, finished, tmp_path, capsys, content):
+def test_a_file_that_is_no_checkpoint_is_an_error(refusal, finished, tmp_path, content):
     path = tmp_path / 'some.pth.tar'
-    if content is None:
-        whole = (finished / 'last.pth.tar').read_bytes()
-        content = whole[:len(whole) // 2]
-    path.write_bytes(content)
-    line = refusal(capsys, *TINY, '--data-dir', data, '--output', tmp_path, '--resume', path)
-    assert 'some.pth.tar is not a checkpoint, or it is truncated' in line
+    whole = (finished / 'last.pth.tar').read_bytes()
+    path.write_bytes(whole[:len(whole) // 2] if content is None else content)
+    assert 'some.pth.tar is not a checkpoint, or it is truncated' in refusal('--resume', path)
 
 
-def test_a_checkpoint_that_would_run_code_is_refused(data, tmp_path, capsys):
+def test_a_checkpoint_that_would_run_code_is_an_error(refusal, tmp_path):
     class Evil:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / 'evil'),)
 
     torch.save({'state_dict': Evil()}, tmp_path / 'evil.pth.tar')
-    line = refusal(capsys, *TINY, '--data-dir', data, '--output', tmp_path, '--resume', tmp_path / 'evil.pth.tar')
-    assert 'evil.pth.tar contains code (posix.mkdir)' in line
+    assert 'evil.pth.tar contains code (posix.mkdir)' in refusal('--resume', tmp_path / 'evil.pth.tar')
     assert not (tmp_path / 'evil').exists()
 
 
-def test_a_checkpoint_of_another_model_is_refused(data, finished, tmp_path, capsys):
-    line = refusal(
-        capsys, *TINY, '--data-dir', data, '--output', tmp_path, '--model', 'test_vit', '--img-size', '160', '--resume',
-        finished)
+def test_a_checkpoint_of_another_model_is_an_error(refusal, finished, tmp_path):
+    line = refusal('--model', 'test_vit', '--img-size', '160', '--resume', finished)
     assert 'a checkpoint of test_vit' in line and 'test_resnet' in line
-
-
-def test_a_checkpoint_of_other_classes_is_refused(data, finished, tmp_path, capsys):
-    other = tmp_path / 'data'
-    shutil.copytree(data, other)
-    text = (other / 'labels.csv').read_text().splitlines()
-    (other / 'labels.csv').write_text('\n'.join(
-        line + (',fourth' if number == 0 else f',{number % 2}') for number, line in enumerate(text)))
-    line = refusal(capsys, *TINY, '--data-dir', other, '--output', tmp_path, '--resume', finished)
-    assert 'classes of the data set (4)' in line
-    line = refusal(
-        capsys, *TINY, '--data-dir', other, '--output', tmp_path, '--initial-checkpoint', finished / 'last.pth.tar')
-    assert 'fc.weight' in line
-
-
-def test_weights_alone_of_another_model_are_refused(data, tmp_path, capsys):
     torch.save({'layer.weight': torch.zeros(3)}, tmp_path / 'weights.pth')
-    line = refusal(capsys, *TINY, '--data-dir', data, '--output', tmp_path, '--resume', tmp_path / 'weights.pth')
-    assert 'Missing key bn1.bias in checkpoint' in line
+    assert 'Missing key bn1.bias in checkpoint' in refusal('--resume', tmp_path / 'weights.pth')
 
 
-def test_a_folder_without_checkpoints_is_refused(data, tmp_path, capsys):
-    line = refusal(capsys, *TINY, '--data-dir', data, '--output', tmp_path, '--resume', tmp_path)
-    assert 'which has no last.pth.tar' in line
+def test_a_checkpoint_of_other_classes_is_an_error(refusal, finished, own_data):
+    header, *lines = (own_data / 'labels.csv').read_text().splitlines()
+    lines = [f'{line},{number % 2}' for number, line in enumerate(lines)]
+    (own_data / 'labels.csv').write_text('\n'.join([f'{header},fourth', *lines]))
+    assert 'classes of the data set (4)' in refusal('--resume', finished, data=own_data)
+    assert 'fc.weight' in refusal('--initial-checkpoint', finished / 'last.pth.tar', data=own_data)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(data, tmp_path, capsys):
-    line = refusal(
-        capsys, *TINY, '--data-dir', data, '--output', tmp_path, '--experiment', 'run', '--lr', '1e30', '--epochs', '3')
-    assert 'Non-finite loss at batch' in line and '.png' in line and '--lr' in line
+def test_a_checkpoint_of_another_optimizer_is_an_error(refusal, finished):
+    line = refusal('--opt', 'adamw', '--layer-decay', '0.5', '--epochs', '2', '--resume', finished)
+    assert_matches(line, 'last.pth.tar is of another optimizer.*--no-resume-opt')
 
 
-def test_the_last_good_checkpoint_outlives_a_loss_that_is_no_number(data, finished, tmp_path, capsys):
-    folder = tmp_path / 'run'
-    shutil.copytree(finished, folder)
-    before = (folder / 'last.pth.tar').read_bytes()
-    line = refusal(
-        capsys, *TINY, '--data-dir', data, '--output', tmp_path, '--experiment', 'run', '--lr', '1e30', '--epochs', '9',
-        '--resume', folder, '--no-resume-opt', '--start-epoch', '1', '--recovery-interval', '1')
-    assert 'Non-finite loss at batch' in line
-    assert (folder / 'last.pth.tar').read_bytes() == before
+def test_a_folder_without_checkpoints_is_an_error(refusal, tmp_path):
+    assert 'which has no last.pth.tar' in refusal('--resume', tmp_path)
 
 
-def test_a_disk_that_is_full_leaves_earlier_checkpoints_whole(data, finished, tmp_path, capsys, monkeypatch):
-    folder = tmp_path / 'run'
-    shutil.copytree(finished, folder)
-    before = (folder / 'last.pth.tar').read_bytes()
-
-    def save(state, path):
-        path.write_bytes(b'half')
-        raise RuntimeError('[enforce fail at inline_container.cc:664] . unexpected pos')
-
-    monkeypatch.setattr(torch, 'save', save)
-    line = refusal(
-        capsys, *TINY, '--data-dir', data, '--output', tmp_path, '--experiment', 'run', '--epochs', '2', '--resume',
-        folder)
-    assert 'Cannot write' in line and '--resume' in line
-    assert (folder / 'last.pth.tar').read_bytes() == before
-    assert not list(folder.glob('.*'))
+def test_a_run_stopped_in_an_epoch_does_not_resume_with_other_batches(refusal, data, tmp_path):
+    folder = train_until(0, 2, data, tmp_path)
+    assert_matches(refusal('--resume', folder, '--batch-size', '8'), 'num_batches of 4.*--batch-size')
 
 
-def test_a_corrupt_image_is_named(data, tmp_path, capsys):
-    other = tmp_path / 'data'
-    shutil.copytree(data, other)
-    (other / '3.png').write_bytes(b'no image')
-    line = refusal(capsys, *TINY, '--data-dir', other, '--output', tmp_path)
-    assert '3.png' in line
-
-
-def test_a_corrupt_image_may_be_skipped(data, tmp_path, caplog):
-    other = tmp_path / 'data'
-    shutil.copytree(data, other)
-    (other / '3.png').write_bytes(b'no image')
-    train(other, tmp_path, '--epochs', '1', '--on-bad-image', 'skip')
-    assert '1 unreadable image(s) were skipped in epoch 0' in caplog.text
-
-
-def test_splits_with_other_classes_are_refused(data, tmp_path, capsys):
-    images = tmp_path / 'data'
-    shutil.copytree(data, images)
-    (images / 'labels.csv').unlink()
-    (images / 'train.csv').write_text('image,labels\n' + ''.join(f'{index}.png,red;blue\n' for index in range(8)))
-    (images / 'val.csv').write_text('image,labels\n' + ''.join(f'{index}.png,red;green\n' for index in range(8)))
-    line = refusal(capsys, *TINY, '--data-dir', images, '--output', tmp_path)
-    assert 'have different classes' in line
-
-
-def test_weights_of_another_model_or_none_are_refused_to_start_from(data, finished, tmp_path, capsys):
+def test_weights_of_another_model_are_an_error(refusal, finished, tmp_path):
     torch.save({'a': torch.zeros(2)}, tmp_path / 'none.pth')
     (tmp_path / 'text.pth').write_text('hello')
     vit = ('--model', 'test_vit', '--img-size', '160')
@@ -226,15 +169,50 @@ def test_weights_of_another_model_or_none_are_refused_to_start_from(data, finish
             (['--pretrained-path', tmp_path / 'text.pth'], 'text.pth is not a checkpoint'),
             (['--initial-checkpoint', tmp_path / 'text.pth'], 'text.pth is not a checkpoint'),
             ([*vit, '--initial-checkpoint', finished / 'last.pth.tar'], 'test_vit')):
-        line = refusal(capsys, *TINY, '--data-dir', data, '--output', tmp_path, *flags)
+        line = refusal(*flags)
         assert_matches(line, words)
         assert len(line) < 500
 
 
-def test_a_run_cut_in_an_epoch_does_not_go_on_with_other_batches(data, tmp_path, capsys, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_at(patch, 0, 2)
-        with pytest.raises(SystemExit):
-            train(data, tmp_path)
-    line = refusal(capsys, '--resume', tmp_path / 'run', '--batch-size', '8')
-    assert 'num_batches of 4' in line and '--batch-size' in line
+# --- while training ---
+
+
+def test_a_non_finite_loss_stops_the_run_with_the_names_of_the_files(refusal):
+    assert_matches(refusal('--lr', '1e30', '--epochs', '3'), 'Non-finite loss at batch .*png.*--lr')
+
+
+def test_a_non_finite_loss_leaves_the_last_checkpoint_intact(refusal, own_run):
+    before = (own_run / 'last.pth.tar').read_bytes()
+    line = refusal(
+        '--lr', '1e30', '--epochs', '9', '--resume', own_run, '--no-resume-opt', '--start-epoch', '1',
+        '--recovery-interval', '1')
+    assert 'Non-finite loss at batch' in line
+    assert (own_run / 'last.pth.tar').read_bytes() == before
+
+
+def test_a_full_disk_leaves_earlier_checkpoints_intact(refusal, own_run, monkeypatch):
+    before = (own_run / 'last.pth.tar').read_bytes()
+
+    def save(state, path):
+        path.write_bytes(b'half')
+        raise RuntimeError('[enforce fail at inline_container.cc:664] . unexpected pos')
+
+    monkeypatch.setattr(torch, 'save', save)
+    assert_matches(refusal('--epochs', '2', '--resume', own_run), 'Cannot write .*unexpected pos.*--resume')
+    assert (own_run / 'last.pth.tar').read_bytes() == before
+    assert not list(own_run.glob('.*'))
+
+
+def test_a_corrupt_image_is_an_error_with_its_name_or_is_skipped(refusal, own_data, tmp_path, caplog):
+    (own_data / '3.png').write_bytes(b'no image')
+    assert '3.png' in refusal(data=own_data)
+    train(own_data, tmp_path, '--epochs', '1', '--on-bad-image', 'skip')
+    assert '1 unreadable image(s) were skipped in epoch 0' in caplog.text
+
+
+def test_splits_with_other_classes_are_an_error(refusal, own_data):
+    (own_data / 'labels.csv').unlink()
+    for split, other in (('train', 'blue'), ('val', 'green')):
+        rows = ''.join(f'{index}.png,red;{other}\n' for index in range(8))
+        (own_data / f'{split}.csv').write_text(f'image,labels\n{rows}')
+    assert 'have different classes' in refusal(data=own_data)
