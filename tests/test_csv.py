@@ -223,7 +223,7 @@ def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path):
     with raises_error(r'Cannot read .*none.csv: No such file'):
         ReaderCsv(tmp_path, tmp_path / 'none.csv')
     (tmp_path / 'labels.csv').write_bytes(b'image,labels\n\xff.jpg,cat\n')
-    with raises_error(r'labels.csv is not UTF-8 text'):
+    with raises_error(r'Expected UTF-8 text in .*labels.csv'):
         ReaderCsv(tmp_path, tmp_path / 'labels.csv')
 
 

@@ -83,7 +83,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     os.mkfifo(tmp_path / 'pipe')
     for read, name, message in (
             (read_text, 'nowhere', 'Cannot read .*nowhere: No such file'),
-            (read_text, '.', 'Not a regular file'),
+            (read_text, '.', 'Is a directory'),
             (read_text, 'pipe', 'Not a regular file'),
             (read_text, 'latin', 'Expected UTF-8 text in .*latin'),
             (read_json, 'bad', 'Expected JSON in .*bad'),

@@ -277,17 +277,17 @@ def test_multiscale_takes_the_place_of_timms_crop_only():
 ])
 def test_torchvision_refuses_what_needs_pil(flag, kwargs):
     kwargs = {'is_training': True, 'color_jitter': None, **kwargs}
-    with raises_error(f'Expected .*{flag}.* but got .*use --decoder pil'):
+    with raises_error(f'{flag}.*decoder.*torchvision.*--decoder pil|torchvision.*{flag}.*--decoder pil'):
         create_transform(64, decoder='torchvision', **kwargs)
 
 
 def test_torchvision_refuses_stages_that_it_does_not_know():
-    with raises_error(r'Expected transforms .* tensors .* but got Patchify.*--decoder pil'):
+    with raises_error(r'does not support the transform Patchify.*--decoder pil'):
         create_transform(64, decoder='torchvision', patchify=True)
 
 
 def test_torchvision_refuses_the_colour_jitter_that_timm_adds_by_itself():
-    with raises_error(r'Expected color_jitter \(--color-jitter\) to be off .* but got 0.4'):
+    with raises_error(r'does not support color_jitter \(--color-jitter\), but got 0.4'):
         create_transform(64, is_training=True, decoder='torchvision')
 
 
@@ -309,9 +309,9 @@ def test_what_only_training_uses_is_no_obstacle_in_evaluation():
 @pytest.mark.parametrize('kwargs, message', [
     ({'decoder': 'nvjpeg'}, "Expected decoder to be pil or torchvision, but got 'nvjpeg'"),
     ({'train_crop_mode': 'five'}, "Expected train_crop_mode to be one of .*multiscale.* but got 'five'"),
-    ({'scale': (0.5, 1.)}, "Expected no scale with train_crop_mode 'multiscale', .* but got .*--train-crop-mode rrc"),
-    ({'ratio': (1., 1.)}, "Expected no ratio with train_crop_mode 'multiscale'"),
-    ({'naflex': True}, 'Expected no naflex and no tf_preprocessing'),
+    ({'scale': (0.5, 1.)}, "'multiscale' has fixed scales .* but got scale .*--train-crop-mode rrc"),
+    ({'ratio': (1., 1.)}, "'multiscale' has fixed scales .* but got ratio"),
+    ({'naflex': True}, 'supports neither naflex nor tf_preprocessing'),
 ])
 def test_what_makes_no_sense_is_refused(kwargs, message):
     with raises_error(message):

@@ -1,4 +1,4 @@
-""" Draw a SpliceMixed batch of a data set, to see what a model is going to see
+""" Draw a SpliceMix batch of a data set
 
     python -m timm_splicemix.preview --dataset shapes --splicemix-grids 2x2 --output preview.png
     python -m timm_splicemix.preview --dataset csv --data-dir path/to/images --splicemix-grids 2x3-2
@@ -29,16 +29,12 @@ from .run.factory import dataset_kwargs
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = CommandParser(prog='timm_splicemix.preview', description=__doc__)
-    parser.add_argument('--split', default='train', help='split to draw from (default: %(default)s)')
-    parser.add_argument(
-        '--batch-size', type=at_least(1), default=12, metavar='N', help='regular images (default: %(default)s)')
-    parser.add_argument(
-        '--img-size', type=at_least(1), default=160, metavar='PIXELS', help='height and width (default: %(default)s)')
-    parser.add_argument('--columns', type=at_least(1), metavar='N', help='images in a row (default: about a square)')
-    parser.add_argument(
-        '--seed', type=int, default=42, metavar='N', help='which images, and how they are mixed (default: %(default)s)')
-    parser.add_argument(
-        '--output', default='preview.png', metavar='FILE', help='picture to write (default: %(default)s)')
+    parser.add_argument('--split', default='train', help='split to draw from')
+    parser.add_argument('--batch-size', type=at_least(1), default=12, metavar='N', help='number of regular images')
+    parser.add_argument('--img-size', type=at_least(1), default=160, metavar='PIXELS', help='height and width')
+    parser.add_argument('--columns', type=at_least(1), metavar='N', help='images per row (default: about a square)')
+    parser.add_argument('--seed', type=int, default=42, metavar='N', help='seed of the images and of their mixing')
+    parser.add_argument('--output', default='preview.png', metavar='FILE', help='image file to write')
     add_dataset_args(parser)
     add_label_args(parser)
     add_splicemix_args(parser)
@@ -53,7 +49,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     kwargs = splicemix_kwargs(args)
     if not args.splicemix_grids:
         kwargs.update(grids='1x1', prob=0.)
-    # What a dropped cell looks like to the model: the mean that normalisation subtracts.
+    # Normalisation turns this mean colour into 0, the value of dropped cells in training.
     mixer = SpliceMix(**kwargs, fill=[255 * mean for mean in IMAGENET_DEFAULT_MEAN], seed=args.seed)
 
     size = (args.img_size, args.img_size)
@@ -62,7 +58,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     dataset = create_dataset(split=args.split, transform=transform, **kwargs)
     samples = _choose(dataset, args.batch_size, args.seed)
     if not samples:
-        raise UsageError(f"Expected images in split '{args.split}', but got none.")
+        raise UsageError(f"Split '{args.split}' has no images.")
     images = torch.stack([image for image, _ in samples])
     targets = torch.stack([torch.as_tensor(target) for _, target in samples])
     class_names = _class_names(dataset, targets)
@@ -77,7 +73,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 
 
 def _choose(dataset: torch.utils.data.Dataset, number: int, seed: int) -> list[tuple[torch.Tensor, Any]]:
-    """Some samples at random, or the first ones of a stream."""
+    """Random samples, or the first ones of an iterable data set."""
     if isinstance(dataset, torch.utils.data.IterableDataset):
         return list(itertools.islice(dataset, number))
     generator = torch.Generator().manual_seed(seed)
@@ -86,7 +82,6 @@ def _choose(dataset: torch.utils.data.Dataset, number: int, seed: int) -> list[t
 
 
 def _class_names(dataset: torch.utils.data.Dataset, targets: torch.Tensor) -> list[str]:
-    """Names of the classes, or else their numbers."""
     names = getattr(dataset, 'class_names', None) or getattr(dataset, 'classes', None)
     if names is None:
         names = map(str, range(targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1))

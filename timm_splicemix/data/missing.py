@@ -1,4 +1,4 @@
-""" Missing labels: protocols that hide a part of the labels of a training set """
+""" Missing-label protocols, which hide labels of a training set """
 from typing import Union
 
 import torch
@@ -6,7 +6,7 @@ import torch
 from ..errors import UsageError
 from .seeding import mix_seeds
 
-# How many of n labels an image keeps; counted from the lists that the missing-label papers share.
+# Number of labels that an image with n labels keeps, counted in the published lists of the missing-label papers
 _KEPT = {
     '75': lambda n: n // 2 + 1,
     '40': lambda n: n // 5 + 1,
@@ -15,7 +15,6 @@ _KEPT = {
 
 
 def parse_keep_labels(text: Union[str, float]) -> Union[str, float]:
-    """Read '75', '40', 'single' or a probability."""
     if str(text) in _KEPT:
         return str(text)
     try:
@@ -29,23 +28,15 @@ def parse_keep_labels(text: Union[str, float]) -> Union[str, float]:
 
 
 def keep_labels(targets: torch.Tensor, protocol: Union[str, float], seed: int = 0) -> torch.Tensor:
-    """ Hide a part of the labels.
+    """ Hide labels of (N, classes) targets.
 
     '75', '40' and 'single' keep floor(n / 2) + 1, floor(n / 5) + 1 or 1 of the n labels of each image, chosen
-    uniformly; the others become 0, as if absent. A probability P keeps each entry, present or absent, with probability
-    P; the others become -1, unknown.
-
-    Args:
-        targets: (N, classes) of 1, 0 and -1.
-        protocol: '75', '40', 'single' or P.
-        seed: Seed of the choice.
-
-    Returns:
-        New targets.
+    uniformly; the others become 0 (absent). A probability P keeps each entry, present or absent, with probability P;
+    the others become -1 (unknown).
     """
     protocol = parse_keep_labels(protocol)
     number = list(_KEPT).index(protocol) if isinstance(protocol, str) else len(_KEPT)
-    generator = torch.Generator().manual_seed(mix_seeds(seed, number))  # else few labels would be a part of more
+    generator = torch.Generator().manual_seed(mix_seeds(seed, number))  # the protocols draw independently
     draws = torch.rand(targets.shape, generator=generator)
     if not isinstance(protocol, str):
         return targets.masked_fill(draws >= protocol, -1)

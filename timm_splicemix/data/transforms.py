@@ -1,4 +1,4 @@
-""" timm's transforms for PIL images or for tensors, and the multi-scale crop of multi-label training """
+""" timm's transforms for PIL images or tensors, and the multi-scale crop of multi-label training """
 import random
 from typing import Any, Callable, Optional, Sequence, Union
 
@@ -25,7 +25,7 @@ from .decode import DECODERS
 
 TRAIN_CROP_MODES = ('rrc', 'rkrc', 'rkrr', 'multiscale')
 CROP_MODES = ('center', 'squash', 'border')
-# What a loader may hand on; the rest of timm's options it sets itself, or changes what a sample is.
+# Options that a loader passes on; it sets timm's other ones itself, or they change what a sample is.
 TRANSFORM_OPTIONS = (
     'train_crop_mode', 'scale', 'ratio', 'hflip', 'vflip', 'color_jitter', 'color_jitter_prob', 'grayscale_prob',
     'gaussian_blur_prob', 'auto_augment', 'interpolation', 'crop_pct', 'crop_mode', 'crop_border_pixels',
@@ -35,7 +35,7 @@ TENSOR_INTERPOLATIONS = ('bilinear', 'bicubic', 'random')
 PilOrTensor = Union[Image.Image, torch.Tensor]
 Box = tuple[int, int, int, int]  # top, left, height, width
 
-# Arguments that need PIL images, with their flags in timm's train.py
+# Options that need PIL images, with their flags
 _PIL_ONLY_IN_TRAINING = {
     'auto_augment': '--aa',
     'color_jitter': '--color-jitter',
@@ -44,13 +44,13 @@ _PIL_ONLY_IN_TRAINING = {
 }
 _PIL_ONLY = {'naflex': '--naflex-loader', 'tf_preprocessing': '--tf-preprocessing'}
 
-# Stages of timm that treat tensors like PIL images, once the tensors are of the same size
+# Stages of timm that accept tensors of the final size as well as PIL images
 _ANY_IMAGE = (
     MaybePILToTensor,
     RandomErasing,
     TrimBorder,
     transforms.CenterCrop,
-    transforms.ColorJitter,  # without strength: it only draws
+    transforms.ColorJitter,  # of strength 0, it only draws
     transforms.Normalize,
     transforms.RandomApply,  # of ColorJitter
     transforms.RandomVerticalFlip,
@@ -63,14 +63,7 @@ def crop_and_resize(
         size: Sequence[int],
         interpolation: InterpolationMode = InterpolationMode.BILINEAR,
 ) -> PilOrTensor:
-    """ Cut a box out of an image and resize it, with antialias.
-
-    Args:
-        image: PIL image, or uint8 tensor (C, H, W).
-        box: Top, left, height and width; None is the whole image.
-        size: Height and width to resize to.
-        interpolation: Of the resizing; tensors know bilinear and bicubic.
-    """
+    """Crop a box (None: the whole image) of a PIL image or uint8 tensor (C, H, W) and resize it with antialiasing."""
     if isinstance(image, Image.Image):
         return F.resize(image if box is None else F.crop(image, *box), list(size), interpolation)
     if box is not None:
@@ -78,8 +71,8 @@ def crop_and_resize(
         image = image[:, top:top + height, left:left + width]
     if image.shape[1:] == tuple(size):
         return image
-    # Torch's fast kernel for uint8 wants pixels without gaps, channels last, which decoded JPEG files have. It's called
-    # without torchvision, whose dispatch would take a twentieth of the time from the disk to here.
+    # torch's fast uint8 kernel needs contiguous channels-last pixels, which decoded JPEG files have. The dispatch of
+    # torchvision.transforms would take 5 % of the time from file to tensor.
     pixels = image[None].contiguous(memory_format=torch.channels_last)
     return interpolate(pixels, tuple(size), mode=interpolation.value, antialias=True)[0]
 
@@ -89,19 +82,19 @@ def _draw_interpolation(modes: Union[InterpolationMode, Sequence[InterpolationMo
 
 
 class MultiScaleCrop:
-    """ The random crop that SpliceMix and the ML-GCN family train with.
+    """ The random crop of SpliceMix and the ML-GCN family.
 
-    The image is squashed to 8/7 of the size. Height and width of the crop are fractions `scales` of the shorter side,
-    at most `max_distort` steps apart in the list of scales, and a length that is less than 3 pixels off the size is
-    the size. The crop is at one of 13 places: a regular 3 x 3 grid over the image and the 4 centres between its points.
+    The image is resized to 8/7 of the size, ignoring its aspect ratio. Height and width of the crop are fractions
+    `scales` of the shorter side, at most `max_distort` steps apart in the list of scales; a length within 2 pixels of
+    the size is set to the size. The crop is at one of 13 places: a 3 x 3 grid and the 4 centres between its points.
 
     Args:
         size: Height and width of the result, or one number for both.
         scales: Fractions in descending order.
-        max_distort: How far apart the scales of height and width may be.
-        interpolation: 'bilinear', 'bicubic', another of timm's names, or 'random', which draws one of these two.
+        max_distort: Largest distance of the scales of height and width in the list.
+        interpolation: 'bilinear', 'bicubic', another name of timm, or 'random', which draws one of the first two.
     """
-    # (x, y) in quarters of the room that the crop leaves
+    # (x, y) in quarters of the margin
     PLACES = (
         (0, 0), (4, 0), (0, 4), (4, 4), (2, 2), (0, 2), (4, 2), (2, 4), (2, 0), (1, 1), (3, 1), (1, 3), (3, 3),
     )
@@ -132,7 +125,7 @@ class MultiScaleCrop:
         ]
 
     def make_params(self, height: int, width: int) -> Box:
-        """Draw top, left, height and width of a crop of an image of this size, from Python's `random`."""
+        """Draw top, left, height and width of a crop from Python's `random`."""
         crop_height, crop_width = random.choice(self.crop_sizes(height, width))
         x, y = random.choice(self.PLACES)
         return y * ((height - crop_height) // 4), x * ((width - crop_width) // 4), crop_height, crop_width
@@ -150,7 +143,7 @@ class MultiScaleCrop:
 
 
 class _OnTensor:
-    """A stage of timm done on uint8 tensors (C, H, W), with the same draws and nearly the same pixels."""
+    """A stage of timm for uint8 tensors (C, H, W), with the same draws and nearly the same pixels."""
 
     def __init__(self, stage: Callable):
         self.stage = stage
@@ -214,7 +207,7 @@ def _to_tensor_stage(stage: Callable) -> Callable:
     if isinstance(stage, _ANY_IMAGE):
         return stage
     raise UsageError(
-        f"Expected transforms that work on tensors for decoder 'torchvision', but got {stage}; use --decoder pil.")
+        f"Decoder 'torchvision' does not support the transform {stage}. Use --decoder pil.")
 
 
 def _check_tensor_options(is_training: bool, train_crop_mode: Optional[str], timm_kwargs: dict[str, Any]) -> None:
@@ -222,30 +215,30 @@ def _check_tensor_options(is_training: bool, train_crop_mode: Optional[str], tim
     if interpolation not in TENSOR_INTERPOLATIONS:
         raise UsageError(
             f"Expected interpolation to be one of {TENSOR_INTERPOLATIONS} for decoder 'torchvision', "
-            f"but got '{interpolation}'; use --decoder pil.")
+            f"but got '{interpolation}'. Use --decoder pil.")
     augment = is_training and not timm_kwargs.get('no_aug')
     if augment and train_crop_mode in ('rkrc', 'rkrr'):
         raise UsageError(
-            f"Expected train_crop_mode (--train-crop-mode) to be rrc or multiscale for decoder 'torchvision', "
-            f"but got '{train_crop_mode}'; use --decoder pil.")
+            f"Expected --train-crop-mode to be rrc or multiscale for decoder 'torchvision', but got "
+            f"'{train_crop_mode}'. Use --decoder pil.")
     kwargs = {'color_jitter': 0.4, **timm_kwargs}  # timm's default
     for name, flag in {**_PIL_ONLY, **(_PIL_ONLY_IN_TRAINING if augment else {})}.items():
         value = kwargs.get(name)
         if any(value) if isinstance(value, (tuple, list)) else value:
             raise UsageError(
-                f"Expected {name} ({flag}) to be off for decoder 'torchvision', but got {value!r}; "
-                f'set {name} to None or use --decoder pil.')
+                f"Decoder 'torchvision' does not support {name} ({flag}), but got {value!r}. Turn it off or use "
+                '--decoder pil.')
 
 
 def _check_multiscale_options(timm_kwargs: dict[str, Any]) -> None:
     if timm_kwargs.get('naflex') or timm_kwargs.get('tf_preprocessing'):
-        raise UsageError("Expected no naflex and no tf_preprocessing with train_crop_mode 'multiscale', but got one.")
+        raise UsageError("train_crop_mode 'multiscale' supports neither naflex nor tf_preprocessing.")
     for name, default in (('scale', (0.08, 1.)), ('ratio', (3 / 4, 4 / 3))):
         value = timm_kwargs.get(name)
         if value is not None and tuple(value) != default:
             raise UsageError(
-                f"Expected no {name} with train_crop_mode 'multiscale', whose crops are fixed, but got {value}; "
-                f"leave --{name} out or use --train-crop-mode rrc.")
+                f"train_crop_mode 'multiscale' has fixed scales and ratios, but got {name} {value}. Leave --{name} out "
+                'or use --train-crop-mode rrc.')
 
 
 def create_transform(
@@ -258,18 +251,18 @@ def create_transform(
 ) -> Union[transforms.Compose, tuple[transforms.Compose, ...]]:
     """ Create the transform of an image, with the names and defaults of timm's function.
 
-    With equal seeds, both decoders crop and flip the same. Bilinear pixels differ by up to 2 of 255 levels, bicubic
-    ones by more at sharp edges, since Pillow's order of rows and columns depends on the image's shape.
+    With equal seeds, both decoders crop and flip equally. Bilinear pixels differ by up to 2 of 255 levels, bicubic ones
+    by more at sharp edges, because Pillow's order of rows and columns depends on the shape of the image.
 
     Args:
         input_size: Size of the result, (channels, height, width), (height, width) or one number.
         is_training: Transform at random.
-        decoder: What `decode_image` decodes with: 'pil' takes PIL images and is timm's transform, 'torchvision' takes
-            uint8 tensors (C, H, W), is faster, and knows the crops, flips and erasing of timm.
-        use_prefetcher: Give uint8 tensors, which the prefetcher will normalise, instead of normalised float tensors.
-        train_crop_mode: timm's 'rrc' (default), 'rkrc' or 'rkrr', or 'multiscale', see `MultiScaleCrop`, which is
-            without colour jitter unless that is given.
-        **timm_kwargs: What timm's `create_transform` takes: no_aug, scale, hflip, color_jitter, crop_pct, mean, ...
+        decoder: Decoder of `decode_image`: 'pil' is timm's transform of PIL images; 'torchvision' transforms uint8
+            tensors (C, H, W), is faster, and supports the crops, flips and erasing of timm.
+        use_prefetcher: Return uint8 tensors for the prefetcher instead of normalised float tensors.
+        train_crop_mode: timm's 'rrc' (default), 'rkrc' or 'rkrr', or 'multiscale', see `MultiScaleCrop`, which has no
+            colour jitter by default.
+        **timm_kwargs: Arguments of timm's `create_transform`: no_aug, scale, hflip, color_jitter, crop_pct, mean, ...
 
     Returns:
         The transform, or three in a tuple if `separate=True`.

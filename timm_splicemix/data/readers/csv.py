@@ -168,7 +168,7 @@ def _read_table(file: Path) -> _Table:
     except csv.Error as error:
         raise UsageError(f'Invalid CSV in {file}:{reader.line_num}: {error}.') from error
     except UnicodeDecodeError as error:
-        raise UsageError(f'{file} is not UTF-8 text: {error}.') from error
+        raise UsageError(f'Expected UTF-8 text in {file}, but got: {error}') from error
     except OSError as error:
         raise UsageError(f'Cannot read {file}: {error.strerror or error}.') from error
     if len(rows) < 2:
