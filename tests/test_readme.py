@@ -10,7 +10,7 @@ from PIL import Image
 import timm_splicemix as tsm
 from tests.conftest import REPOSITORY
 from timm_splicemix import train, validate
-from timm_splicemix.args import add_dataset_args, add_label_args
+from timm_splicemix.args import add_dataset_args, add_label_args, parse_with_config
 from timm_splicemix.data import dataset_names
 from timm_splicemix.data.shapes import SPLITS
 from timm_splicemix.data.shapes_scene import CLASS_NAMES
@@ -86,9 +86,10 @@ def shown_commands():
 
 
 @pytest.mark.parametrize('command', shown_commands(), ids=' '.join)
-def test_the_flags_of_commands_exist(command):
+def test_the_flags_of_commands_exist(command, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
     script = next(name for name in SCRIPTS if name in command)
-    PARSERS[script]().parse_args(command[command.index(script) + 1:])
+    parse_with_config(PARSERS[script](), command[command.index(script) + 1:])
 
 
 def check_csv(folder, code):
