@@ -82,7 +82,7 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, tmp_path, capsys):
     check('lr 0.1 in', lr=0.2)
     check('splicemix_mode batch in', splicemix_grids='2x2', splicemix_mode='elem')
     check("'2y2'", splicemix_grids='2y2')
-    check("but got 'many'", splicemix_grids='2x2', splicemix_ratio='many')
+    check("'many'", splicemix_grids='2x2', splicemix_ratio='many')
     check("column 'eval_map'", '--metric', 'eval_map')
     # Flags of SpliceMix may differ in runs without it, and so may ignored flags.
     other = write_run(tmp_path / 'other', [1., 2.], seed=9, splicemix_mode='elem', lr=0.2)

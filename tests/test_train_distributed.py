@@ -68,7 +68,7 @@ def test_two_processes_train_like_one_with_both_batches(data, run, tmp_path):
     assert_same_summaries(one, two, rel=1e-4, abs=1e-5)
     # Only the primary process logs.
     assert done.stderr.count('Training test_resnet') == 1
-    assert done.stderr.count('Epoch 1: mAP') == 1
+    assert done.stderr.count('Epoch 1: EMA mAP') == 1
 
 
 @pytest.mark.slow

@@ -65,10 +65,13 @@ def count_mixed(settings: dict[str, Any]) -> Union[int, float]:
     if not settings.get('splicemix_grids'):
         return 0
     try:
-        mixer = SpliceMix(**{**splicemix_kwargs(argparse.Namespace(**settings)), 'prob': 1.})
+        kwargs = splicemix_kwargs(argparse.Namespace(**settings))
+        if kwargs['ratio'] != 'ref':
+            kwargs['ratio'] = float(kwargs['ratio'])  # runs of 0.1.0 saved it as text
+        mixer = SpliceMix(**{**kwargs, 'prob': 1.})
         size = int(settings['batch_size'])
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UsageError(f'Expected all flags of SpliceMix in args.yaml, but one is missing: {error}') from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f'Expected the flags of SpliceMix in args.yaml, but got: {error}') from error
     numbers = []
     for step in range(_STEPS):
         mixer.set_step(0, step)
