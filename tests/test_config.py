@@ -215,7 +215,7 @@ def test_a_file_without_a_mapping_is_refused(text, parse, refusal, tmp_path):
 
 def test_a_file_that_cannot_be_read_is_refused(refusal, tmp_path):
     (tmp_path / 'binary.yaml').write_bytes(b'\x80\x81\xff')
-    for name, reason in (('absent.yaml', 'No such file'), ('', 'Not a regular'), ('binary.yaml', 'Expected UTF-8')):
+    for name, reason in (('absent.yaml', 'No such file'), ('', 'Is a directory'), ('binary.yaml', 'Expected UTF-8')):
         error = refusal(parse_with_config, make_parser(), ['-c', str(tmp_path / name)])
         assert str(tmp_path / name) in error
         assert reason in error

@@ -1,5 +1,4 @@
 """ The code blocks of the README and the documents run, and their tables are up to date """
-import argparse
 import re
 import shlex
 import sys
@@ -10,7 +9,7 @@ from PIL import Image
 import timm_splicemix as tsm
 from tests.conftest import REPOSITORY
 from timm_splicemix import train, validate
-from timm_splicemix.args import add_dataset_args, add_label_args, parse_with_config
+from timm_splicemix.args import CommandParser, add_dataset_args, add_label_args, parse_with_config
 from timm_splicemix.data import dataset_names
 from timm_splicemix.data.shapes import SPLITS
 from timm_splicemix.data.shapes_scene import CLASS_NAMES
@@ -103,18 +102,18 @@ def check_csv(folder, code):
 
 
 def test_the_table_of_flags_is_that_of_the_parser():
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = CommandParser()
     tsm.add_splicemix_args(parser)
     documented = dict(re.findall(r'^\| `(--[\w-]+)` \| `([^`]+)`', README, flags=re.MULTILINE))
-    expected = {action.option_strings[0]: str(action.default) or "''" for action in parser._actions}
+    expected = {action.option_strings[0]: str(action.default) or "''" for action in parser.flags.values()}
     assert documented == expected
 
 
 def test_every_flag_about_data_is_documented():
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = CommandParser()
     add_dataset_args(parser)
     add_label_args(parser)
-    for action in parser._actions:
+    for action in parser.flags.values():
         assert action.option_strings[0] in DATA, f'{action.option_strings[0]} is not in docs/data.md'
 
 

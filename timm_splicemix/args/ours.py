@@ -25,8 +25,7 @@ LOSS_PARAMETERS: dict[str, dict[str, Any]] = {
     'gamma_pos': {'type': number, 'metavar': 'G', 'help': 'focusing exponent of positives'},
     'gamma_neg': {'type': number, 'metavar': 'G', 'help': 'focusing exponent of negatives'},
     'clip': {'type': number, 'metavar': 'P', 'help': 'probability below which negatives have no loss'},
-    'detach_focus': {
-        'action': argparse.BooleanOptionalAction, 'help': 'no gradient through the focusing weights'},
+    'detach_focus': {'action': argparse.BooleanOptionalAction, 'help': 'no gradient through the focusing weights'},
     'margin': {'type': number, 'metavar': 'M', 'help': 'margin subtracted from the logits of positives'},
     'lamb': {'type': number, 'metavar': 'L', 'help': 'lambda of the Hill loss of negatives'},
     'tau': {'type': number, 'metavar': 'P', 'help': 'probability above which a negative is treated as a positive'},
@@ -44,8 +43,7 @@ LOSS_PARAMETERS: dict[str, dict[str, Any]] = {
 
 def add_train_args(parser: argparse.ArgumentParser) -> None:
     """Add all flags of the train command: ours first, then timm's."""
-    group = _add_splicemix_group(parser)
-    _add_splicemix_training_args(group.add_argument)
+    _add_splicemix_training_args(_add_splicemix_group(parser).add_argument)
     add_label_args(parser)
     add = parser.add_argument_group('Multi-label training').add_argument
     add('--loss', default='', choices=list(LOSSES), metavar='NAME',
@@ -231,7 +229,7 @@ def add_predict_model_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose a model to predict with, named as in timm's validate script."""
     group = parser.add_argument_group('Model', 'checkpoints of train.py store all of this; flags override it')
     add = group.add_argument
-    add('--checkpoint', default='', metavar='FILE', help='checkpoint to predict with')
+    add('--checkpoint', default='', metavar='FILE', help='checkpoint, or folder of a run')
     add_ema_args(group)
     add('--model', '-m', metavar='MODEL', help='any timm model, for checkpoints without one')
     add('--pretrained', action='store_true', help="use timm's pretrained weights")

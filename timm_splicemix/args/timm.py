@@ -96,7 +96,7 @@ def add_timm_validate_args(parser: argparse.ArgumentParser) -> None:
     add('--model', '-m', default='dpn92', metavar='MODEL',
         help='any timm model; checkpoints of this package store theirs (default: %(default)s)')
     add('--pretrained', action='store_true', help="evaluate timm's pretrained weights")
-    add('--checkpoint', default='', metavar='FILE', help='checkpoint to evaluate')
+    add('--checkpoint', default='', metavar='FILE', help='checkpoint, or folder of a run, to evaluate')
     add_ema_args(group)
     add_input_args(add)
     add('--use-train-size', action='store_true',
@@ -116,9 +116,7 @@ def add_timm_validate_args(parser: argparse.ArgumentParser) -> None:
     one_of.add_argument('--torchscript', action='store_true', help='script the model')
     one_of.add_argument('--aot-autograd', action='store_true', help='compile the model with AOT autograd')
 
-    add = parser.add_argument_group('Device').add_argument
-    _add_precision_args(add)
-
+    _add_precision_args(parser.add_argument_group('Device').add_argument)
     add = parser.add_argument_group('Results').add_argument
     add('--results-file', default='', metavar='FILE', help='also write the metrics to this file')
     add('--results-format', default='csv', choices=['csv', 'json'], help='format of --results-file')
@@ -138,8 +136,7 @@ def add_timm_validate_args(parser: argparse.ArgumentParser) -> None:
 
 def add_dataset_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of timm that name a data set."""
-    add = parser.add_argument_group('Data set').add_argument
-    _add_dataset_args(add)
+    _add_dataset_args(parser.add_argument_group('Data set').add_argument)
 
 
 def add_ema_args(group: Any) -> None:
@@ -310,8 +307,7 @@ def _add_schedule_args(parser: argparse.ArgumentParser) -> None:
     add('--min-lr', type=at_least(0.), default=0, metavar='LR', help='learning rate at the end of the schedule')
     add('--epochs', type=at_least(1), default=300, metavar='N',
         help="epochs of the schedule; fine-tuning needs fewer, SpliceMix's paper uses 80")
-    add('--epoch-repeats', type=at_least(0.), default=0., metavar='N',
-        help='repeats of a streamed data set per epoch')
+    add('--epoch-repeats', type=at_least(0.), default=0., metavar='N', help='repeats of a streamed data set per epoch')
     add('--start-epoch', type=at_least(0), metavar='N', help='first epoch (default: 0, or where --resume continues)')
     add('--decay-milestones', nargs='+', type=integer, default=[90, 180, 270], metavar='EPOCH',
         help='epochs at which multistep decays')
