@@ -78,11 +78,6 @@ def test_a_given_rate_is_not_scaled():
     assert learning_rate(make_args(lr=0., batch_size=999), world_size=8) == 0.
 
 
-def test_an_unknown_scale_is_an_error():
-    with raises_error("Expected --lr-base-scale linear or sqrt, but got 'cubic'"):
-        learning_rate(make_args(lr=None, lr_base_scale='cubic'), 1)
-
-
 # --- optimizer ---
 
 
@@ -173,8 +168,6 @@ def test_bad_optimizers_are_errors():
         create_optimizer(make_model(), make_args(opt='nonsense'))
     with raises_error("Expected an optimizer of timm for --opt, but got 'sgd': .*nonsense"):
         create_optimizer(make_model(), make_args(opt='sgd', opt_kwargs={'nonsense': 1}))
-    with raises_error('Expected --backbone-lr-scale of at least 0, but got -1'):
-        create_optimizer(make_model(), make_args(opt='sgd', backbone_lr_scale=-1))
     with raises_error('Expected a model with a classifier'):
         create_optimizer(timm.create_model('test_resnet', num_classes=0), make_args(backbone_lr_scale=0.1))
     assert len(classifier_parameters(make_model())) == 2
@@ -195,8 +188,6 @@ def test_a_schedule_determines_the_number_of_epochs():
 
 def test_bad_schedules_are_errors():
     optimizer = create_optimizer(make_model(), make_args())
-    with raises_error("Expected --sched to be one of cosine, .*, none, but got 'sine'"):
-        create_scheduler(optimizer, make_args(sched='sine'), 5)
     with raises_error('Expected --sched plateau without --sched-on-updates'):
         create_scheduler(optimizer, make_args(sched='plateau', sched_on_updates=True), 5)
 

@@ -84,8 +84,6 @@ class RunSaver:
             decreasing: bool = False,
             max_history: int = 10,
     ):
-        if max_history < 1:
-            raise UsageError(f'Expected --checkpoint-hist of at least 1, but got {max_history}.')
         self.task = task
         self.optimizer = optimizer
         self.folder = Path(folder)

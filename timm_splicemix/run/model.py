@@ -22,7 +22,7 @@ from ..models import (
 )
 from .engine import Step
 from .factory import is_multi_label
-from .load import CheckpointInfo, read_tensors
+from .load import CheckpointInfo, read_tensors, set_image_size
 from .machine import set_seed
 
 
@@ -156,19 +156,10 @@ def start_classifier(model: nn.Module, args: argparse.Namespace, dataset: Option
 
 
 def check_image_size(model: nn.Module, input_size: tuple[int, int, int]) -> None:
-    """Raise an error if the model, which must be on the CPU, does not accept images of (C, H, W)."""
+    """Raise an error if the model does not take images of (C, H, W)."""
     was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            model(torch.zeros(1, *input_size))
-    except (AssertionError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else repr(error)
-        raise UsageError(
-            f'Expected an image size that {type(model).__name__} takes, but got {input_size[1]} x {input_size[2]} with '
-            f'{input_size[0]} channels: {reason}') from error
-    finally:
-        model.train(was_training)
+    set_image_size(model.eval(), input_size, current=input_size[1:])
+    model.train(was_training)
 
 
 def freeze_modules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:

@@ -9,7 +9,6 @@ from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
-from ..args.timm import SCHEDULES
 from ..errors import UsageError
 from ..models import classifier_parameters
 
@@ -18,8 +17,6 @@ def learning_rate(args: argparse.Namespace, world_size: int) -> float:
     """Return --lr, or as in timm --lr-base scaled by the global batch size or its square root."""
     if args.lr is not None:
         return args.lr
-    if args.lr_base_scale not in ('', 'linear', 'sqrt'):
-        raise UsageError(f"Expected --lr-base-scale linear or sqrt, but got '{args.lr_base_scale}'.")
     ratio = args.batch_size * args.grad_accum_steps * world_size / args.lr_base_size
     is_adaptive = any(name in args.opt.lower() for name in ('ada', 'lamb'))
     use_sqrt = args.lr_base_scale == 'sqrt' or (not args.lr_base_scale and is_adaptive)
@@ -40,8 +37,6 @@ def create_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.
     for name in ('eps', 'betas'):
         if getattr(args, f'opt_{name}') is not None and name not in optimizer.defaults:
             raise UsageError(f"Expected an optimizer that has {name} for --opt-{name}, but got '{args.opt}'.")
-    if args.backbone_lr_scale < 0:
-        raise UsageError(f'Expected --backbone-lr-scale of at least 0, but got {args.backbone_lr_scale}.')
     if args.backbone_lr_scale != 1.:
         scale_others(optimizer, classifier_parameters(model), args.backbone_lr_scale)
     return optimizer
@@ -75,8 +70,6 @@ def create_scheduler(
         updates_per_epoch: int,
 ) -> tuple[Optional[Scheduler], int]:
     """Create timm's scheduler (None for constant learning rates); also returns its number of epochs."""
-    if args.sched not in SCHEDULES:
-        raise UsageError(f"Expected --sched to be one of {', '.join(SCHEDULES)}, but got '{args.sched}'.")
     if args.sched == 'plateau' and args.sched_on_updates:
         raise UsageError(
             'Expected --sched plateau without --sched-on-updates, but got both: it steps once per epoch.')
