@@ -7,6 +7,7 @@ from sklearn.metrics import average_precision_score
 from tests.helpers import rng
 from timm_splicemix.metrics import (
     PRESETS,
+    AccuracyMeter,
     MultilabelMeter,
     Preset,
     average_precision,
@@ -327,3 +328,21 @@ def test_bad_definitions():
         multilabel_metrics(*make_scores(), preset=Preset('own', threshold=(0.5, 0.5)))
     with pytest.raises(ValueError, match='Expected at least one sample, but got none'):
         multilabel_metrics(torch.zeros(0, 3), torch.zeros(0, 3))
+
+
+def test_accuracy_does_not_depend_on_the_batch_size():
+    logits = torch.randn(50, 7, generator=rng())
+    targets = torch.arange(50) % 7
+    results = []
+    for size in (50, 7, 1):
+        meter = AccuracyMeter(torch.device('cpu'))
+        for part in range(0, 50, size):
+            meter.update(logits[part:part + size], targets[part:part + size], indices=range(size))
+        assert len(meter) == 50
+        results.append(meter.compute())
+    assert all(result == pytest.approx(results[0]) for result in results)
+    assert results[0]['top1'] == pytest.approx(100 * (logits.argmax(dim=1) == targets).double().mean().item())
+    meter = AccuracyMeter(torch.device('cpu'))
+    assert meter.compute() == {'top1': 0., 'top5': 0.}
+    meter.update(torch.eye(3), torch.arange(3))  # fewer classes than 5
+    assert meter.compute() == {'top1': 100., 'top5': 100.}
