@@ -11,6 +11,7 @@ from PIL import Image
 import timm_splicemix as tsm
 from timm_splicemix import draw
 from timm_splicemix.results import Scores
+from timm_splicemix.run import evaluation
 from timm_splicemix.run.checkpoint import RunSaver
 from timm_splicemix.run.load import CheckpointInfo
 from timm_splicemix.validate import main
@@ -149,3 +150,36 @@ def write_folders(root):
             Image.fromarray(pixels).save(root / name / f'{number}.png')
             classes.append(index)
     return root, classes
+
+
+class Seen:
+    """What was evaluated last: the model, its images and its step."""
+
+    def __init__(self, model, loader, meter, step, *_):
+        self.model, self.loader, self.meter, self.step = model, loader, meter, step
+
+    @property
+    def images(self):
+        return torch.cat([images for images, _ in self.loader])
+
+    def output(self):
+        with torch.inference_mode(), self.step.autocast():
+            images, _ = self.step.to_device(*next(iter(self.loader)))
+            return self.model(images)
+
+
+@pytest.fixture
+def look(place, tmp_path, monkeypatch):
+    """Validate with some flags, and see what was evaluated."""
+    seen, evaluate = [], evaluation.evaluate
+
+    def evaluate_and_keep(*args):
+        seen.append(Seen(*args))
+        return evaluate(*args)
+
+    def look_at(*flags):
+        validate(place, tmp_path / f'look{len(seen)}', *flags)
+        return seen[-1]
+
+    monkeypatch.setattr(evaluation, 'evaluate', evaluate_and_keep)
+    return look_at

@@ -60,8 +60,8 @@ def test_validate_export_writes_the_same(checkpoint, tmp_path, monkeypatch):
     run(checkpoint, 'safetensors')
     validate(['--checkpoint', str(checkpoint), '--export', 'safetensors'])
     name = f'{checkpoint.parent.name}-model_best-safetensors'
-    one, other = (
-        tmp_path / 'output' / command / name / 'test_resnet.safetensors' for command in ('export', 'validate'))
+    folders = (tmp_path / 'output' / command / name for command in ('export', 'validate'))
+    one, other = (folder / 'test_resnet.safetensors' for folder in folders)
     assert one.with_suffix('.safetensors.json').read_bytes() == other.with_suffix('.safetensors.json').read_bytes()
     one, other = read_checkpoint(one), read_checkpoint(other)
     assert one['timm_splicemix'] == other['timm_splicemix']

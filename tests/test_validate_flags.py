@@ -17,6 +17,7 @@ from tests.evaluations import (
     arguments,
     close,
     logits_of,
+    look,  # noqa: F401
     place,  # noqa: F401 - used by pytest, as quiet
     quiet,  # noqa: F401
     refusal,
@@ -52,39 +53,6 @@ def shows(*names):
         return test
 
     return note
-
-
-class Seen:
-    """What was evaluated last: the model, its images and its step."""
-
-    def __init__(self, model, loader, meter, step, *_):
-        self.model, self.loader, self.meter, self.step = model, loader, meter, step
-
-    @property
-    def images(self):
-        return torch.cat([images for images, _ in self.loader])
-
-    def output(self):
-        with torch.inference_mode(), self.step.autocast():
-            images, _ = self.step.to_device(*next(iter(self.loader)))
-            return self.model(images)
-
-
-@pytest.fixture
-def look(place, tmp_path, monkeypatch):
-    """Validate with some flags, and see what was evaluated."""
-    seen, evaluate = [], evaluation.evaluate
-
-    def evaluate_and_keep(*args):
-        seen.append(Seen(*args))
-        return evaluate(*args)
-
-    def look_at(*flags):
-        validate(place, tmp_path / f'look{len(seen)}', *flags)
-        return seen[-1]
-
-    monkeypatch.setattr(evaluation, 'evaluate', evaluate_and_keep)
-    return look_at
 
 
 @pytest.fixture
