@@ -369,7 +369,7 @@ def test_generation_that_goes_on_elsewhere_is_left_alone(tmp_path):
 
 
 def test_data_set_of_another_seed_is_refused(root):
-    with raises_error(r'"seed": 7.* but got .*"seed": 0.*choose another folder, or delete'):
+    with raises_error(r'"seed": 7.* but got .*"seed": 0.*Choose another folder, or delete'):
         generate_shapes(root, seed=7, images={**FEW, 'train': 150})
 
 
@@ -389,9 +389,9 @@ def test_folder_with_something_else_is_refused_and_untouched(tmp_path):
     broken.mkdir()
     (broken / 'shapes.json').write_text('{"seed"')
     for path, message in (
-            (folder, 'but got a folder with other files: choose another folder'),
-            (file, 'but got a file: choose another folder'),
-            (broken, re.escape(r'but got "{\"seed\"": choose another folder')),
+            (folder, r'but got a folder with other files\. Choose another folder'),
+            (file, r'but got a file\. Choose another folder'),
+            (broken, re.escape(r'but got "{\"seed\"". Choose another folder')),
     ):
         with raises_error(message):
             generate_shapes(path, images=FEW)
@@ -405,7 +405,7 @@ def test_folder_with_something_else_is_refused_and_untouched(tmp_path):
     ({'seed': True}, 'but got True'),
     ({'images': {'train': 0}}, "Expected 1 to 1000000 images for the split 'train', but got 0"),
     ({'images': {'val': 2.}}, "for the split 'val', but got 2.0"),
-    ({'images': {'train': 1, 'test': 1}}, 'for some of the splits train, val, val_unbiased, but got test'),
+    ({'images': {'train': 1, 'test': 1}}, 'for splits among train, val, val_unbiased, but got test'),
     ({'images': {}}, 'but got none'),
 ])
 def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, kwargs, message):

@@ -1,10 +1,10 @@
-""" The shapes data set: rendered scenes of everyday icons, written to disk in COCO format in seconds
+""" The shapes data set: rendered scenes of everyday icons in COCO format, generated in seconds
 
-In the splits 'train' and 'val' classes come in pairs that mostly appear together, in 'val_unbiased' they don't; what a
-model loses from 'val' to 'val_unbiased' is what it had learned from the company an object keeps instead of the object.
+In the splits 'train' and 'val', pairs of classes mostly occur together; in 'val_unbiased' they do not. The drop of a
+metric from 'val' to 'val_unbiased' shows how much a model relies on co-occurrence.
 
-Files depend on the seed alone, up to the versions of numpy and Pillow. A data set is whole or not there at all: it is
-made in a folder beside its own and moved there in one step.
+Files depend on the seed alone, up to the versions of numpy and Pillow. A data set is generated in a temporary folder
+and moved to its place in one step, so that it is complete or does not exist.
 """
 import json
 import os
@@ -21,14 +21,15 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from ..errors import UsageError
+from ..files import read_text, write_text
 from .shapes_scene import CLASS_NAMES, draw_scene
 
-GENERATOR_VERSION = 1  # to be raised whenever the same seed gives other files
+GENERATOR_VERSION = 1  # raise it whenever the same seed gives other files
 SPLITS = {'train': 2000, 'val': 500, 'val_unbiased': 500}  # images
 BIASED_SPLITS = ('train', 'val')
 RECEIPT = 'shapes.json'
-_MAX_IMAGES = 1_000_000  # of a split; ids begin at multiples of it, so that none depends on the size of another split
-_STALE_AFTER = 60.  # seconds without a new image, of which a generation makes hundreds in a second
+_MAX_IMAGES = 1_000_000  # per split; ids start at multiples of it, so that they do not depend on other splits
+_STALE_AFTER = 60.  # seconds without a new image; a generator writes hundreds per second
 
 
 def generate_shapes(
@@ -37,41 +38,44 @@ def generate_shapes(
         images: Optional[dict[str, int]] = None,
         progress: bool = True,
 ) -> Path:
-    """ Write the shapes data set to a folder, unless it is there already.
+    """ Generate the shapes data set, unless it exists.
 
-    Processes that ask for the same folder at the same time get the work of one. An image depends on the seed, its split
-    and its index only, so a smaller data set holds the first images of a larger one.
+    If several processes ask for the same folder at once, one generates and the others wait for it. An image depends on
+    the seed, its split and its index only, so a smaller data set has the first images of a larger one.
 
     Args:
-        root: Folder of the data set, which must not exist, be empty or hold the very data set that is asked for.
-        seed: Seed of everything that is drawn.
-        images: Number of images of each split to be written, `SPLITS` if None.
+        root: Folder of the data set; it must be missing, empty or contain the same data set.
+        seed: Random seed.
+        images: Number of images per split to generate, by default `SPLITS`.
         progress: Show a progress bar, on a terminal.
 
     Returns:
         The folder, with the images in <split>/ and their annotations in annotations/instances_<split>.json.
     """
     receipt = _make_receipt(seed, SPLITS if images is None else images)
-    folder = Path(root).resolve()  # a link to an empty folder stays a link
+    folder = Path(root).resolve()  # keeps a link to an empty folder
     if _holds(folder, receipt):
         return Path(root)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / f'.{folder.name}.lock'):
-        if not _holds(folder, receipt):
-            _remove_leftovers(folder)
-            _generate_whole(folder, receipt, progress)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.parent / f'.{folder.name}.lock'):
+            if not _holds(folder, receipt):
+                _remove_leftovers(folder)
+                _generate(folder, receipt, progress)
+    except OSError as error:
+        raise UsageError(f'Cannot write the shapes data set to {folder}: {error}') from error
     return Path(root)
 
 
 def _make_receipt(seed: int, images: dict[str, int]) -> dict[str, Any]:
-    """What a data set was made from, which says all about its files."""
+    """Parameters of a data set, which determine its files."""
     if not _is_int(seed) or seed < 0:
         raise UsageError(f'Expected seed to be an integer of at least 0, but got {seed!r}.')
     unknown = [split for split in images if split not in SPLITS]
     if unknown or not images:
         raise UsageError(
-            f'Expected images for some of the splits {", ".join(SPLITS)}, '
-            f'but got {", ".join(map(str, unknown)) or "none"}.')
+            f'Expected images for splits among {", ".join(SPLITS)}, but got '
+            f'{", ".join(map(str, unknown)) or "none"}.')
     for split, count in images.items():
         if not _is_int(count) or not 1 <= count <= _MAX_IMAGES:
             raise UsageError(f"Expected 1 to {_MAX_IMAGES} images for the split '{split}', but got {count!r}.")
@@ -83,7 +87,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _holds(folder: Path, receipt: dict[str, Any]) -> bool:
-    """Whether the data set is there; False if nothing is, a ValueError if something else is."""
+    """Whether the folder contains the data set; False if it is missing or empty, an error if it has something else."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -95,21 +99,21 @@ def _holds(folder: Path, receipt: dict[str, Any]) -> bool:
     if names is None or RECEIPT not in names:
         raise UsageError(
             f'Expected {folder} to be missing, empty or a shapes data set, '
-            f'but got {"a file" if names is None else "a folder with other files"}: choose another folder.')
-    text = (folder / RECEIPT).read_text(encoding='utf-8')
+            f'but got {"a file" if names is None else "a folder with other files"}. Choose another folder.')
+    text = read_text(folder / RECEIPT)
     try:
         found = json.loads(text)
     except json.JSONDecodeError:
         found = text
     if found != receipt:
         raise UsageError(
-            f'Expected the shapes data set {_dumps(receipt)} in {folder}, but got {_dumps(found)}: '
-            'choose another folder, or delete this one to have it generated anew.')
+            f'Expected the shapes data set {_dumps(receipt)} in {folder}, but got {_dumps(found)}. '
+            'Choose another folder, or delete this one to generate it again.')
     return True
 
 
 def _temporary_folder(folder: Path) -> Path:
-    """A place beside the folder, as only within one file system a folder is moved in one step."""
+    """A place beside the folder: a folder moves in one step only within a file system."""
     return folder.with_name(f'.{folder.name}.{_machine()}-{os.getpid()}.tmp')
 
 
@@ -118,10 +122,10 @@ def _machine() -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """ Remove what killed generations of this folder left behind.
+    """ Remove temporary folders of killed processes.
 
-    Whoever holds the lock is the only one to generate, except on a shared file system whose locks don't reach other
-    machines: theirs are left alone as long as they grow.
+    The process that holds the lock is the only one that generates, except on a shared file system whose locks do not
+    work across machines: folders of other machines are kept as long as they grow.
     """
     name = re.compile(rf'\.{re.escape(folder.name)}\.([0-9a-f]{{8}})-\d+\.tmp')
     for path in list(folder.parent.iterdir()):
@@ -133,25 +137,24 @@ def _remove_leftovers(folder: Path) -> None:
 def _last_change(path: Path) -> float:
     try:
         return max(part.stat().st_mtime for part in (path, *path.iterdir()))
-    except FileNotFoundError:  # moved to its place this very moment
+    except FileNotFoundError:  # it was just moved to its place
         return time.time()
 
 
-def _generate_whole(folder: Path, receipt: dict[str, Any], progress: bool) -> None:
-    """Generate the data set beside its folder, then move it there."""
+def _generate(folder: Path, receipt: dict[str, Any], progress: bool) -> None:
     temporary = _temporary_folder(folder)
     try:
         temporary.mkdir()
         _write(temporary, receipt, progress)
         try:
             if folder.exists():
-                folder.rmdir()  # empty, but Windows would not replace it
+                folder.rmdir()  # empty; Windows would not replace it
             os.replace(temporary, folder)
         except OSError:
-            if not _holds(folder, receipt):  # as it does if another machine was faster
+            if not _holds(folder, receipt):  # another machine may have been faster
                 raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # missing if all went well
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write(folder: Path, receipt: dict[str, Any], progress: bool) -> None:
@@ -160,7 +163,7 @@ def _write(folder: Path, receipt: dict[str, Any], progress: bool) -> None:
     with tqdm(total=total, desc='Generating shapes', unit='img', disable=None if progress else True) as bar:
         for split, count in receipt['images'].items():
             _write_split(folder, split, count, receipt['seed'], bar)
-    (folder / RECEIPT).write_text(_dumps(receipt) + '\n', encoding='utf-8')
+    write_text(_dumps(receipt) + '\n', folder / RECEIPT)
 
 
 def _write_split(folder: Path, split: str, count: int, seed: int, bar: tqdm) -> None:
@@ -190,7 +193,7 @@ def _write_split(folder: Path, split: str, count: int, seed: int, bar: tqdm) -> 
         'annotations': annotations,
         'categories': [{'id': i, 'name': name, 'supercategory': 'shape'} for i, name in enumerate(CLASS_NAMES, 1)],
     }
-    (folder / 'annotations' / f'instances_{split}.json').write_text(_dumps(coco) + '\n', encoding='utf-8')
+    write_text(_dumps(coco) + '\n', folder / 'annotations' / f'instances_{split}.json')
 
 
 def _dumps(value: Any) -> str:

@@ -1,7 +1,7 @@
 """ Scenes of the shapes data set: a few icons on a cluttered background
 
-Icons are polygons in unit coordinates (x to the right, y down, -1 to 1), so that turning, flipping and scaling is done
-to their points and edges are sharp at any size. What is random about an icon is drawn first, as a `_Look`.
+Icons are polygons in unit coordinates (x to the right, y down, -1 to 1), so that they are rotated, flipped and scaled
+exactly. The random appearance of an icon is drawn first, as a `_Look`.
 """
 import colorsys
 import math
@@ -50,7 +50,7 @@ def _rectangle(left: float, top: float, right: float, bottom: float) -> Points:
 
 
 def _arc(x: float, y: float, radius: float, width: float, start: float = 0., stop: float = 360.) -> Points:
-    """A bent band, a ring if it goes all the way round."""
+    """A curved band, or a ring."""
     outer = _ellipse(x, y, radius + width / 2, radius + width / 2, start, stop)
     return outer + _ellipse(x, y, radius - width / 2, radius - width / 2, stop, start)
 
@@ -70,17 +70,12 @@ def _heart() -> Points:
 
 @dataclass(frozen=True)
 class _Icon:
-    """ An icon as polygons, painted in their order.
-
-    Args:
-        colors: Main colours to choose from.
-        parts: Pairs of a polygon and its colour, where a number stands for the main colour made that much as bright.
-    """
-    colors: tuple[Color, ...]
-    parts: tuple[tuple[Points, Union[float, Color]], ...]
+    """An icon as polygons in the order of painting."""
+    colors: tuple[Color, ...]  # possible main colours
+    parts: tuple[tuple[Points, Union[float, Color]], ...]  # polygon, and colour or brightness of the main colour
 
 
-# Several icons share their colours (sun, star, moon and key; heart, balloon and umbrella): shape has to be seen.
+# Several icons share colours (sun, star, moon and key; heart, balloon and umbrella), so that colour is not enough.
 _ICONS = {
     'sun': _Icon((YELLOW, ORANGE), (
         (_spikes(10, 1., 0.6), 0.9), (_ellipse(0, 0, 0.56, 0.56), 1.))),
@@ -147,14 +142,14 @@ _PARTNERS = {
 
 
 def _to_unit_square(icon: _Icon) -> list[np.ndarray]:
-    """The icon's polygons, each (N, 2), moved and scaled so that the longer side of them all is from -1 to 1."""
+    """The icon's polygons, each (N, 2), centred and scaled to a longer side from -1 to 1."""
     polygons = [np.array(points, dtype=np.float64) for points, _ in icon.parts]
     low, high = np.concatenate(polygons).min(axis=0), np.concatenate(polygons).max(axis=0)
     return [(points - (low + high) / 2) * (2 / (high - low).max()) for points in polygons]
 
 
 def _grow(points: np.ndarray, distance: float) -> np.ndarray:
-    """A polygon with its outline moved outwards, and the tips of sharp corners not much further than that."""
+    """Move the outline of a polygon outwards, with limited tips at sharp corners."""
     before = points - np.roll(points, 1, axis=0)
     points, before = (array[np.abs(before).max(axis=1) > 1e-9] for array in (points, before))  # drop repeated points
     after = np.roll(before, -1, axis=0)
@@ -167,27 +162,21 @@ def _grow(points: np.ndarray, distance: float) -> np.ndarray:
 
 
 _POLYGONS = [_to_unit_square(icon) for icon in _ICONS.values()]
-# A dark rim tells an icon from whatever is behind it.
+# A dark rim separates an icon from its background.
 _RIMS = [[_grow(points, _RIM_WIDTH) for points in polygons] for polygons in _POLYGONS]
 
 
 @dataclass(frozen=True)
 class SceneObject:
-    """ An object of a scene.
-
-    Args:
-        category: Index into `CLASS_NAMES`.
-        box: x, y, width and height of the smallest box around the object's pixels, in whole pixels.
-        area: Number of the object's pixels, those that it covers by more than half.
-    """
-    category: int
-    box: Box
-    area: int
+    """An object of a scene; its pixels are those that it covers by more than half."""
+    category: int  # index into CLASS_NAMES
+    box: Box  # tight box of its pixels
+    area: int  # number of its pixels
 
 
 @dataclass(frozen=True)
 class _Look:
-    """What is random about an icon: its main colour, the jitter of all its colours, and how it is turned."""
+    """Random appearance of an icon: size, main colour, jitter of all colours, rotation and flip."""
     side: float
     color: Color
     jitter: Color
@@ -203,15 +192,7 @@ def _rgb(color: Color, jitter: Color = (0., 1., 1.), brightness: float = 1.) -> 
 
 
 def draw_classes(rng: np.random.Generator, biased: bool) -> list[int]:
-    """ Draw the classes of a scene's objects, one after the other.
-
-    Args:
-        rng: Source of randomness.
-        biased: Let the partner of an object mostly follow it, where the scene doesn't have one yet.
-
-    Returns:
-        Indices into `CLASS_NAMES`, possibly repeated.
-    """
+    """Draw the classes of a scene's objects; if biased, the partner of an object mostly follows it."""
     classes: list[int] = []
     for _ in range(1 + int(rng.choice(len(OBJECT_COUNT_WEIGHTS), p=OBJECT_COUNT_WEIGHTS))):
         partner = _PARTNERS.get(classes[-1]) if biased and classes else None
@@ -233,7 +214,7 @@ def _draw_look(rng: np.random.Generator, category: int) -> _Look:
 
 
 def _render_icon(category: int, look: _Look) -> Image.Image:
-    """The icon on a transparent patch that is just large enough, with smooth edges."""
+    """The icon with smooth edges on a tight transparent patch."""
     half = look.side * _SUPERSAMPLING / 2
     cos, sin = math.cos(math.radians(look.angle)), math.sin(math.radians(look.angle))
     mirror = -1 if look.flip else 1
@@ -245,7 +226,7 @@ def _render_icon(category: int, look: _Look) -> Image.Image:
     patch = Image.new('RGBA', (width * _SUPERSAMPLING, height * _SUPERSAMPLING))
     draw = ImageDraw.Draw(patch)
     rim_color = _rgb(look.color, look.jitter, 0.35)
-    for points in rims:  # before all parts, so that they show around the icon only
+    for points in rims:  # before the parts, so that rims are visible around the icon only
         draw.polygon((points - low).ravel().tolist(), fill=rim_color)
     for points, (_, color) in zip(polygons, _ICONS[CLASS_NAMES[category]].parts):
         color, brightness = (look.color, color) if isinstance(color, float) else (color, 1.)
@@ -254,7 +235,7 @@ def _render_icon(category: int, look: _Look) -> Image.Image:
 
 
 def _mask_box(patch: Image.Image) -> tuple[Box, int]:
-    """The tight box of the pixels that are covered by more than half, and their number."""
+    """Tight box and number of the pixels that are covered by more than half."""
     mask = patch.getchannel('A').point(_COVERED)
     left, top, right, bottom = mask.getbbox()
     return (left, top, right - left, bottom - top), mask.histogram()[255]
@@ -268,7 +249,7 @@ def _overlaps(box: Box, other: Box) -> bool:
 
 
 def _find_place(rng: np.random.Generator, size: tuple[int, int], box: Box, taken: list[Box]) -> Optional[Box]:
-    """Try to find where a box of this width and height covers none of the others too much."""
+    """Try to find a place where the box does not cover other boxes too much."""
     _, _, width, height = box
     for _ in range(12):
         x, y = (int(rng.integers(total - length + 1)) for total, length in zip(size, (width, height)))
@@ -284,7 +265,7 @@ def _add_object(
         category: int,
         taken: list[Box],
 ) -> Optional[SceneObject]:
-    """Paste an icon to the scene where there is room, as large as there is room for; None if there isn't any."""
+    """Paste an icon where there is room, smaller if needed; None if there is no room."""
     look = _draw_look(rng, category)
     while True:
         patch = _render_icon(category, look)
@@ -299,7 +280,7 @@ def _add_object(
 
 
 def _draw_background(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
-    """A gradient with smooth noise, strewn with lines, blobs and polygons."""
+    """A gradient with smooth noise, lines, blobs and polygons."""
     ends = np.array([
         _rgb((rng.random(), rng.uniform(0.1, 0.5), rng.uniform(0.5, 0.95))) for _ in range(2)], dtype=np.float32)
     angle = rng.uniform(0, 2 * math.pi)
@@ -308,7 +289,7 @@ def _draw_background(rng: np.random.Generator, size: tuple[int, int]) -> Image.I
     coarse = ends[0] + mix[..., None] * (ends[1] - ends[0]) + rng.normal(0, 14, (7, 7, 1)) + rng.normal(0, 7, (7, 7, 3))
     image = Image.fromarray(coarse.clip(0, 255).astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
 
-    width, height = 2 * size[0], 2 * size[1]  # reduced after drawing, for smooth edges
+    width, height = 2 * size[0], 2 * size[1]  # reduced later, for smooth edges
     image = image.resize((width, height), Image.Resampling.NEAREST)
     draw = ImageDraw.Draw(image, 'RGBA')
     for _ in range(int(rng.integers(8, 18))):
@@ -338,15 +319,7 @@ def _draw_background(rng: np.random.Generator, size: tuple[int, int]) -> Image.I
 
 
 def draw_scene(rng: np.random.Generator, biased: bool) -> tuple[Image.Image, list[SceneObject]]:
-    """ Draw a scene.
-
-    Args:
-        rng: Source of randomness; the scene depends on nothing else.
-        biased: Let the classes of `BIASED_PAIRS` mostly appear together.
-
-    Returns:
-        The RGB image, and its one to five objects in the order they were painted.
-    """
+    """Draw an RGB scene and its one to five objects; if biased, the `BIASED_PAIRS` mostly occur together."""
     scene = _draw_background(rng, IMAGE_SIZES[rng.integers(len(IMAGE_SIZES))])
     objects: list[SceneObject] = []
     for category in draw_classes(rng, biased):
