@@ -1,5 +1,4 @@
 """ Data sets by name: the multi-label ones, and all of timm's """
-import inspect
 import logging
 import os
 from pathlib import Path
@@ -29,7 +28,6 @@ Root = Optional[Union[str, Path]]
 
 _TIMM_FOLDERS = ('', 'folder', 'image_folder', 'tar')
 _TIMM_PREFIXES = ('torch/', 'hfds/', 'hfids/', 'tfds/', 'wds/')
-_GIVEN = ('name', 'root', 'split', 'is_training', 'images_must_exist')  # arguments that are no options of a data set
 _DOWNLOADS = ('coco/2014', 'coco/2017', 'voc/2007', 'voc/2012')
 
 
@@ -39,7 +37,7 @@ def _need_folder(root: Root, name: str) -> Path:
     return Path(root)
 
 
-def _shapes(name: str, root: Root, split: str, *, seed: int = 0) -> MultiLabelReader:
+def _shapes(name: str, root: Root, split: str, is_training: bool, seed: int = 0) -> MultiLabelReader:
     if root is None:
         cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
         root = cache / 'timm_splicemix' / 'shapes'
@@ -51,14 +49,7 @@ def _shapes(name: str, root: Root, split: str, *, seed: int = 0) -> MultiLabelRe
 
 
 def _coco(
-        name: str,
-        root: Root,
-        split: str,
-        *,
-        annotations: Root = None,
-        class_order: str = 'id',
-        keep_unlabelled: bool = False,
-        images_must_exist: bool = True,
+        name: str, root: Root, split: str, is_training: bool, annotations: Root = None, **options: Any,
 ) -> MultiLabelReader:
     root = _need_folder(root, name)
     year = name.partition('/')[2] or None
@@ -67,79 +58,44 @@ def _coco(
     else:
         file = _find_file(root, annotations)
         images = find_images(root, file)
-    return ReaderCoco(images, file, class_order, keep_unlabelled, images_must_exist)
+    return ReaderCoco(images, file, **options)
 
 
 def _voc(
-        name: str,
-        root: Root,
-        split: str,
-        *,
-        is_training: bool,
-        difficult: Optional[str] = None,
-        images_must_exist: bool = True,
+        name: str, root: Root, split: str, is_training: bool, difficult: Optional[str] = None, **options: Any,
 ) -> MultiLabelReader:
     year = name.partition('/')[2]
     difficult = difficult or ('negative' if is_training else 'ignore')
-    return ReaderVoc(_need_folder(root, name), year, voc_split(split, year), difficult, images_must_exist)
+    return ReaderVoc(_need_folder(root, name), year, voc_split(split, year), difficult, **options)
 
 
 def _csv(
-        name: str,
-        root: Root,
-        split: str,
-        *,
-        annotations: Root = None,
-        class_names: Optional[Sequence[str]] = None,
-        image_column: Optional[str] = None,
-        label_column: Optional[str] = None,
-        split_column: Optional[str] = None,
-        label_delimiter: Optional[str] = None,
-        images_must_exist: bool = True,
+        name: str, root: Root, split: str, is_training: bool, annotations: Root = None, **options: Any,
 ) -> MultiLabelReader:
     root = _need_folder(root, name)
+    split_column = options.get('split_column')
     file = find_csv(root, split, split_column) if annotations is None else _find_file(root, annotations)
-    return ReaderCsv(
-        root, file, split, class_names, image_column, label_column, split_column, label_delimiter, images_must_exist)
+    return ReaderCsv(root, file, split, **options)
 
 
-def _list(
-        name: str,
-        root: Root,
-        split: str,
-        *,
-        annotations: Root,
-        class_names: Optional[Sequence[str]] = None,
-        num_classes: Optional[int] = None,
-        images_must_exist: bool = True,
-) -> MultiLabelReader:
+def _list(name: str, root: Root, split: str, is_training: bool, annotations: Root, **options: Any) -> MultiLabelReader:
     root = _need_folder(root, name)
-    return ReaderList(root, _find_file(root, annotations), class_names, num_classes, images_must_exist)
+    return ReaderList(root, _find_file(root, annotations), **options)
 
 
 def _hfds(
-        name: str,
-        root: Root,
-        split: str,
-        *,
-        input_key: Optional[str] = None,
-        target_key: Optional[str] = None,
-        class_names: Optional[Sequence[str]] = None,
+        name: str, root: Root, split: str, is_training: bool, input_key: Optional[str] = None,
+        target_key: Optional[str] = None, **options: Any,
 ) -> MultiLabelReader:
-    return ReaderHfdsMultiLabel(name.partition('/')[2], root, split, input_key, target_key, class_names)
+    return ReaderHfdsMultiLabel(name.partition('/')[2], root, split, input_key, target_key, **options)
 
 
 def _wds(
-        name: str,
-        root: Root,
-        split: str,
-        *,
-        target_key: Optional[str] = None,
-        class_names: Optional[Sequence[str]] = None,
-        shuffle_size: int = 1000,
-        seed: int = 0,  # for timm's reader; the loader's seed shuffles these shards
+        name: str, root: Root, split: str, is_training: bool, target_key: Optional[str] = None, seed: int = 0,
+        **options: Any,
 ) -> MultiLabelReader:
-    return ReaderWds(_need_folder(root, name), name.partition('/')[2], split, class_names, target_key, shuffle_size)
+    # The seed is for timm's reader; the loader's seed shuffles these shards.
+    return ReaderWds(_need_folder(root, name), name.partition('/')[2], split, label_key=target_key, **options)
 
 
 _READERS: dict[str, Callable[..., MultiLabelReader]] = {
@@ -150,6 +106,17 @@ _READERS: dict[str, Callable[..., MultiLabelReader]] = {
     'shapes': _shapes,
     'voc/2007': _voc,
     'voc/2012': _voc,
+}
+_OPTIONS: dict[Callable[..., MultiLabelReader], tuple[str, ...]] = {
+    _shapes: ('seed',),
+    _coco: ('annotations', 'class_order', 'keep_unlabelled', 'images_must_exist'),
+    _voc: ('difficult', 'images_must_exist'),
+    _csv: (
+        'annotations', 'class_names', 'image_column', 'label_column', 'split_column', 'label_delimiter',
+        'images_must_exist'),
+    _list: ('annotations', 'class_names', 'num_classes', 'images_must_exist'),
+    _hfds: ('input_key', 'target_key', 'class_names'),
+    _wds: ('target_key', 'class_names', 'shuffle_size', 'seed'),
 }
 
 
@@ -217,21 +184,22 @@ def create_dataset(
             raise UsageError(f"keep_labels is for multi-label data sets, but got '{name}'.")
         return _timm_dataset(name, root, split, is_training, download, class_map, common, kwargs)
 
-    known = inspect.signature(factory).parameters
-    given = {'is_training': is_training, 'images_must_exist': images_must_exist}
-    given = {key: value for key, value in given.items() if key in known}
-    if class_names is not None:
-        given['class_names'] = class_names
-    given = {'name': name, 'root': root, 'split': split, **given}
+    options = kwargs if class_names is None else {**kwargs, 'class_names': class_names}
+    unknown = [key for key in options if key not in _OPTIONS[factory]]
+    if unknown:
+        known = ', '.join(key for key in _OPTIONS[factory] if key != 'images_must_exist')
+        raise UsageError(f"Data set '{name}' has no option {', '.join(unknown)}. Its options: {known}.")
+    if 'images_must_exist' in _OPTIONS[factory]:
+        options = {**options, 'images_must_exist': images_must_exist}
     try:
-        reader = _call(name, factory, given, kwargs)
+        reader = factory(name, root, split, is_training, **options)
     except UsageError:
         if not download:
             raise
         if root is None:
             raise UsageError(f"Set the folder to download '{name}' to (--data-dir).") from None
         download_dataset(name, root)
-        reader = _call(name, factory, given, kwargs)
+        reader = factory(name, root, split, is_training, **options)
     if not len(reader):
         raise UsageError(f"Split '{split}' of data set '{name}' in {reader.root} has no images.")
     if keep_labels is not None:
@@ -274,15 +242,6 @@ def _find_reader(
 
 def _lists_classes(root: Root, name: str) -> bool:
     return root is not None and any((Path(root) / folder / 'classes.txt').is_file() for folder in ('', name))
-
-
-def _call(name: str, factory: Callable, given: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-    known = inspect.signature(factory).parameters
-    unknown = [key for key in (*kwargs, *given) if key not in known]
-    if unknown:
-        options = ', '.join(key for key in known if key not in _GIVEN) or 'none'
-        raise UsageError(f"Data set '{name}' has no option {', '.join(unknown)}. Its options: {options}.")
-    return factory(**given, **kwargs)
 
 
 def _find_file(root: Path, file: Union[str, Path]) -> Path:
