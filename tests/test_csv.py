@@ -133,7 +133,7 @@ def test_a_split_is_found_by_its_name_or_else_a_synonym(tmp_path, present, split
 
 
 @pytest.mark.parametrize('split', ['train', 'test'])
-def test_a_split_that_is_not_there_lists_those_that_are(tmp_path, split):
+def test_a_missing_split_lists_the_existing_ones(tmp_path, split):
     with raises_error(
             rf"Column 'split' of .*labels.csv has no split '{split}'. Its splits: dev, val. .*"
             '--csv-split-column'):
@@ -209,12 +209,12 @@ def test_a_file_that_has_no_extension_itself_is_taken(tmp_path):
     ('image,labels\na.jpg,cat\nx.jpg,dog\ny,cat\n', {},
      r'2 of the 3 images listed in .*labels.csv are missing, such as .*x.jpg'),
 ])
-def test_each_error_says_what_and_where(tmp_path, text, options, message):
+def test_each_error_names_the_place_and_the_fix(tmp_path, text, options, message):
     with raises_error(message):
         read(tmp_path, text, **options)
 
 
-def test_images_that_are_not_there_can_be_allowed(tmp_path):
+def test_missing_images_can_be_allowed(tmp_path):
     reader = read(tmp_path, 'image,labels\nx.jpg,cat\ny,dog\n', images_must_exist=False)
     assert reader.filenames() == ['x.jpg', 'y']
 
@@ -252,7 +252,7 @@ def test_the_file_of_a_split_is_found(tmp_path, files, split, found):
     (('train.csv',), 'validation', 'Expected validation.csv .*, but got train.csv'),
     (('train.csv', 'val.csv'), 'test', 'Expected test.csv .*, but got train.csv, val.csv'),
 ])
-def test_a_file_that_is_not_found_lists_what_is_there(tmp_path, files, split, message):
+def test_a_missing_file_lists_the_existing_ones(tmp_path, files, split, message):
     for name in files:
         (tmp_path / name).write_text('image,cat\na.jpg,1\n')
     with raises_error(message):
@@ -284,7 +284,7 @@ def test_an_id_beside_the_image_is_no_class(tmp_path):
     assert ReaderCsv(tmp_path, tmp_path / 'train.csv').class_names == ['cat']
 
 
-def test_cutting_at_spaces_is_told(tmp_path, caplog):
+def test_splitting_at_spaces_logs_a_warning(tmp_path, caplog):
     Image.new('RGB', (4, 4)).save(tmp_path / '0.jpg')
     (tmp_path / 'train.csv').write_text('image,labels\n0.jpg,dining table\n')
     assert ReaderCsv(tmp_path, tmp_path / 'train.csv').class_names == ['dining', 'table']

@@ -20,7 +20,7 @@ def shapes_root(tmp_path_factory):
 
 @pytest.fixture
 def small_shapes(shapes_root, monkeypatch):
-    """create_dataset('shapes') on a set that is there already."""
+    """create_dataset('shapes') on an existing data set."""
     monkeypatch.setattr('timm_splicemix.data.registry.generate_shapes', lambda root, seed: shapes_root)
     return shapes_root
 

@@ -46,7 +46,7 @@ def exif_orientation(orientation, big_endian=True):
 
 
 def decode_both(data, **kwargs):
-    """The pixels of both decoders as tensors, after checking what they are."""
+    """Pixels of both decoders as tensors, after a check of their types."""
     image, tensor = (decode_image(data, decoder, **kwargs) for decoder in DECODERS)
     assert isinstance(image, Image.Image) and image.mode == kwargs.get('mode', 'RGB')
     assert tensor.dtype == torch.uint8 and tensor.ndim == 3
@@ -176,7 +176,7 @@ def test_a_jpeg_without_its_end_marker_is_refused(cut, decoder):
 
 
 @pytest.mark.parametrize('decoder', DECODERS)
-def test_what_is_no_image_is_refused_with_a_reason(decoder):
+def test_other_files_are_refused_with_a_reason(decoder):
     for data in (b'', b'\xff\xd8\xff', b'<html>not found</html>', bytes(1000)):
         with pytest.raises(OSError, match=f'its {len(data)} bytes are not in an image format that PIL reads'):
             decode_image(data, decoder)

@@ -140,7 +140,7 @@ def test_columns_are_found_by_type_then_by_name(tmp_path):
     assert ReaderHfdsMultiLabel('', root=tmp_path / 'tags').label_column == 'tags'
 
 
-def test_a_single_label_is_told_from_several():
+def test_single_and_multi_label_columns_are_distinguished():
     assert hfds_is_multi_label(make([[0]], SEQUENCE(CLASSES)))
     assert hfds_is_multi_label(make([[0, 1]], SEQUENCE(INTEGER, length=2), column='target'))
     assert hfds_is_multi_label(make([0], CLASSES, tags=(SEQUENCE(TEXT), [['a']])), 'tags')

@@ -69,7 +69,7 @@ def test_an_index_out_of_range_names_line_and_way_out(tmp_path, classes):
 
 
 @pytest.mark.parametrize('index', ['cat', '-1', '1.0', '1_0'])
-def test_an_index_that_is_none_is_refused(tmp_path, index):
+def test_a_bad_index_is_refused(tmp_path, index):
     file = make_list(tmp_path, f'a.jpg,1\n\nb.jpg,0 {index}\n')
     with raises_error(rf"Expected class indices \(0, 1, ...\) in .*list.txt:3, but got '{index}'"):
         ReaderList(tmp_path, file)
@@ -97,7 +97,7 @@ def test_an_image_that_is_listed_twice_is_refused(tmp_path):
         ReaderList(tmp_path, make_list(tmp_path, 'a.jpg,0\nb.jpg,1\na.jpg,1\n'))
 
 
-def test_an_image_that_is_not_there_is_refused_unless_told_otherwise(tmp_path):
+def test_a_missing_image_is_an_error_unless_allowed(tmp_path):
     file = make_list(tmp_path, 'a.jpg,0\nnone.jpg,1\n')
     with raises_error(r'1 of the 2 images listed in .*list.txt are missing, such as .*none.jpg'):
         ReaderList(tmp_path, file)

@@ -21,7 +21,7 @@ CPU = torch.device('cpu')
 
 @pytest.fixture(scope='module')
 def root(tmp_path_factory):
-    """37 images whose targets tell their index in binary."""
+    """37 images whose targets are their index in binary."""
     folder = tmp_path_factory.mktemp('images')
     rng = np.random.default_rng(0)
     lines = ['image,' + ','.join(f'bit{bit}' for bit in range(6))]
@@ -184,7 +184,7 @@ def test_copies_stay_in_the_process_of_their_image(root):
     ({'batch_copies': float('nan')}, 'Expected at least 1 copy'), ({'batch_copies': float('inf')}, 'at least 1 copy'),
     ({'batch_copies': 2, 'num_aug_repeats': 3}, 'but got 2 copies with 3 repeats'),
     ({'batch_copies': 2, 'is_training': False}, 'but got 2 copies in evaluation')])
-def test_copies_that_can_not_be_made_are_refused(root, options, message):
+def test_impossible_copies_are_refused(root, options, message):
     with raises_error(message):
         make_loader(root, **options)
 
@@ -272,7 +272,7 @@ def test_a_bad_image_is_an_error_with_its_path(root, tmp_path, workers, use_pref
 
 
 @pytest.mark.parametrize('workers', [0, 2])
-def test_bad_images_can_be_skipped_and_are_told(root, tmp_path, workers, caplog):
+def test_bad_images_can_be_skipped_and_are_logged(root, tmp_path, workers, caplog):
     loader = make_loader(root, num_workers=workers, on_bad_image='skip')
     for index in (5, 6, 7):
         loader.dataset.reader.paths[index] = str(tmp_path / f'missing{index}.png')
@@ -350,7 +350,7 @@ def test_a_training_set_smaller_than_a_batch_is_refused(root):
 
 @pytest.mark.parametrize('workers', [0, 2])
 @pytest.mark.parametrize('value', [2., -0.5, float('nan')])
-def test_targets_that_are_none_are_refused_on_the_cpu(root, workers, value):
+def test_invalid_targets_are_refused_on_the_cpu(root, workers, value):
     loader = make_loader(root, num_workers=workers, is_training=False)
     loader.dataset.target_transform = lambda target: target + value if target.sum() == 3 else target
     message = r'^Expected targets in \[0, 1\], or -1 for unknown, but got .* for 7\.png\.$'

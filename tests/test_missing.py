@@ -15,7 +15,7 @@ def make_targets(size=400, classes=20, seed=0):
 
 @pytest.mark.parametrize('protocol, kept', [
     ('75', lambda n: n // 2 + 1), ('40', lambda n: n // 5 + 1), ('single', lambda n: 1)])
-def test_each_image_keeps_the_number_of_labels_that_the_protocol_says(protocol, kept):
+def test_each_image_keeps_the_number_of_labels_of_the_protocol(protocol, kept):
     targets = make_targets()
     left = keep_labels(targets, protocol)
     for before, after in zip(targets.sum(dim=1).tolist(), left.sum(dim=1).tolist()):

@@ -13,7 +13,7 @@ from timm_splicemix.preview import main
 
 @pytest.fixture
 def folders(tmp_path):
-    """A folder with a sub-folder for each of three classes, and colours that tell them apart."""
+    """A folder with one sub-folder per class, with a colour for each of the three classes."""
     for number, name in enumerate(('red', 'green', 'blue')):
         (tmp_path / 'data' / name).mkdir(parents=True)
         for index in range(4):
@@ -115,7 +115,7 @@ def test_an_unreadable_image_is_named(folders, tmp_path, capsys):
     assert error.startswith(f'error: Cannot read image {folders}') and error.count('\n') == 1
 
 
-def test_targets_are_described_by_what_is_known_of_them():
+def test_targets_are_described_by_their_known_values():
     names = ['cat', 'dog', 'bird', 'fish']
     assert describe_target(torch.tensor([1., 0., -1., 0.25]), names) == 'cat, bird?, fish 0.25'
     assert describe_target(torch.zeros(4), names) == 'nothing'

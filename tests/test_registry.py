@@ -1,4 +1,4 @@
-""" create_dataset: which options reach which data set, and what is refused """
+""" create_dataset: options of data sets and errors """
 import io
 import json
 import logging
@@ -61,7 +61,7 @@ def test_classes_can_be_listed_in_a_file(csv_root):
         create_dataset('csv', csv_root, 'train', class_map={'cat': 1, 'dog': 3})
 
 
-def test_a_label_that_is_no_class_is_told_with_the_nearest(csv_root):
+def test_an_unknown_label_suggests_the_nearest_class(csv_root):
     with raises_error(r"Label 'dog' in .*train.csv:2 .*; did you mean 'dogs'"):
         create_dataset('csv', csv_root, 'train', class_names=['cat', 'dogs'])
 
@@ -118,7 +118,7 @@ def test_splits_with_other_classes_are_refused(csv_root):
         check_same_classes(train, create_dataset('csv', csv_root, 'train', class_names=['dog', 'cat']))
 
 
-def test_downloads_are_asked_for(monkeypatch, tmp_path):
+def test_missing_data_is_downloaded_on_request(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr('timm_splicemix.data.registry.download_dataset', lambda *args: calls.append(args))
     for download in (True, False):
@@ -129,7 +129,7 @@ def test_downloads_are_asked_for(monkeypatch, tmp_path):
         create_dataset('voc/2007', download=True)
 
 
-def test_what_is_there_is_not_fetched(monkeypatch, tmp_path):
+def test_existing_data_is_not_downloaded(monkeypatch, tmp_path):
     monkeypatch.setattr('timm_splicemix.data.registry.download_dataset', lambda *args: pytest.fail('fetched'))
     write_images(tmp_path / 'train2014', 1)
     coco = {'images': [{'id': 1, 'file_name': '0.jpg'}], 'categories': [{'id': 1, 'name': 'cat'}],
@@ -158,7 +158,7 @@ def shards(tmp_path):
 
 
 @pytest.mark.parametrize('workers', [0, 2])
-def test_shards_are_streamed_through_the_loader(shards, workers):
+def test_shards_are_loaded_and_resumed(shards, workers):
     dataset = create_dataset('wds/', shards, 'train')
     assert dataset.num_classes == 5
     loader = create_loader(
@@ -176,7 +176,7 @@ def test_shards_are_streamed_through_the_loader(shards, workers):
         assert torch.equal(left[0], right[0]) and torch.equal(left[1], right[1])
 
 
-def test_the_loader_says_which_process_reads_which_samples_of_a_stream(shards):
+def test_processes_share_the_samples_of_shards(shards):
     seen = []
     for rank in (0, 1):
         loader = create_loader(
@@ -188,14 +188,14 @@ def test_the_loader_says_which_process_reads_which_samples_of_a_stream(shards):
 
 
 @pytest.mark.parametrize('workers', [0, 1])
-def test_a_wrong_label_of_a_stream_is_one_sentence(shards, workers):
+def test_a_wrong_label_in_a_shard_is_one_sentence(shards, workers):
     (shards / 'classes.txt').write_text('bit0\nbit1\n')
     loader = create_loader(create_dataset('wds/', shards, 'train'), 16, 5, num_workers=workers, device=CPU)
     with raises_error(r'^Expected names or indices of the 2 classes in [^\n]*$'):
         list(loader)
 
 
-def test_bad_images_of_a_stream_can_be_skipped(shards):
+def test_bad_images_in_shards_can_be_skipped(shards):
     with tarfile.open(shards / 'train-003.tar', 'w') as tar:
         for name, data in (('9.png', b'no image'), ('9.json', b'{"labels": [1]}')):
             member = tarfile.TarInfo(name)

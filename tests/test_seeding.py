@@ -10,7 +10,7 @@ def draw():
     return random.random(), np.random.rand(), torch.rand(()).item()
 
 
-def test_what_is_drawn_depends_on_the_counters_alone():
+def test_draws_depend_on_the_counters_alone():
     with seeded(1, 2, 3):
         first = draw()
     draw()

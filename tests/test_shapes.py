@@ -49,7 +49,7 @@ def temporary_folders(folder: Path) -> list[Path]:
 
 
 def fork(target, *args) -> multiprocessing.Process:
-    """A process that inherits what is patched, and that need not import anything."""
+    """Start a process that inherits patches and imports."""
     process = multiprocessing.get_context('fork').Process(target=target, args=args)
     process.start()
     return process
@@ -88,7 +88,7 @@ def test_default_splits_are_those_of_the_receipt():
     assert receipt == {'generator': 1, 'seed': 0, 'images': {'train': 2000, 'val': 500, 'val_unbiased': 500}}
 
 
-def test_receipt_says_what_the_data_set_was_made_from(root):
+def test_receipt_has_the_parameters(root):
     assert json.loads((root / 'shapes.json').read_text()) == {
         'generator': shapes.GENERATOR_VERSION, 'seed': 0, 'images': {**FEW, 'train': 150}}
 
@@ -207,7 +207,7 @@ def test_background_is_of_many_colors_but_never_stark():
 
 
 def class_statistics(biased: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The part of scenes that have a class, and of those that have one class the part that have another."""
+    """Fraction of scenes with each class, and of those with one class the fraction with another."""
     present = np.zeros((8000, len(CLASS_NAMES)))
     rng = rng_of(0, biased)
     for row in present:
@@ -254,7 +254,7 @@ def test_train_and_val_are_biased_and_val_unbiased_is_not(tmp_path, monkeypatch)
     assert asked == [True] * 4 + [False] * 2
 
 
-def test_second_call_rewrites_nothing_and_takes_no_lock(root, monkeypatch):
+def test_second_call_writes_and_locks_nothing(root, monkeypatch):
     def refuse(*args):
         raise AssertionError('locked')
 
@@ -333,7 +333,7 @@ def test_of_processes_that_start_together_one_generates(root, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize('other_seed', [0, 1])
-def test_data_set_that_another_machine_was_faster_to_make_is_kept_if_it_is_the_same(tmp_path, monkeypatch, other_seed):
+def test_equal_data_set_of_a_faster_machine_is_kept(tmp_path, monkeypatch, other_seed):
     images = {'train': 2}
 
     def slow_write(*args):
@@ -351,7 +351,7 @@ def test_data_set_that_another_machine_was_faster_to_make_is_kept_if_it_is_the_s
     assert not temporary_folders(tmp_path)
 
 
-def test_generation_that_goes_on_elsewhere_is_left_alone(tmp_path):
+def test_temporary_folders_of_other_machines_are_kept_while_they_grow(tmp_path):
     here = shapes._machine()
     away = f'{int(here, 16) ^ 1:08x}'
     names = {

@@ -28,12 +28,12 @@ def root(tmp_path):
     return folder
 
 
-def test_what_comes_together_is_counted():
+def test_co_occurrence_is_counted():
     assert co_occurrence(TARGETS).tolist() == [[3, 2, 0], [2, 2, 0], [0, 0, 1]]
     assert top_pairs(co_occurrence(TARGETS), 5) == [(0, 1, 2)]
 
 
-def test_the_table_says_what_is_there():
+def test_the_table_lists_classes_and_pairs():
     lines = format_statistics(TARGETS, NAMES, 5).splitlines()
     assert lines[0] == '5 images, 3 classes, 6 labels: 1.20 per image (0 to 2)'
     assert lines[1] == 'labels per image: 0: 1, 1: 2, 2: 2'
@@ -57,7 +57,7 @@ def test_hidden_labels_are_seen(root, capsys):
     assert capsys.readouterr().out.startswith('5 images, 3 classes, 4 labels')
 
 
-def test_without_matplotlib_a_line_says_so_and_nothing_fails(root, tmp_path, capsys, caplog, monkeypatch):
+def test_without_matplotlib_a_warning_replaces_the_plot(root, tmp_path, capsys, caplog, monkeypatch):
     real_import = builtins.__import__
 
     def no_matplotlib(name, *args, **kwargs):
@@ -109,7 +109,7 @@ def test_a_data_set_with_one_class_per_image_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize('workers', ['0', '2'])
 @pytest.mark.parametrize('decoder', ['pil', 'torchvision'])
-def test_check_finds_every_file_that_can_not_be_read(root, capsys, workers, decoder):
+def test_check_finds_every_unreadable_file(root, capsys, workers, decoder):
     flags = ['--dataset', 'csv', '--data-dir', str(root), '--workers', workers, '--decoder', decoder]
     check(flags)
     assert capsys.readouterr().out == '5 images, 0 unreadable\n'

@@ -35,7 +35,7 @@ EVAL = {
 
 @functools.cache
 def photo(seed, height=480, width=640):
-    """A JPEG file that looks natural: a texture with a spectrum of 1/f, and things with edges before it."""
+    """A JPEG file with a 1/f texture and objects with edges, as in photos."""
     generator = np.random.default_rng(seed)
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
     frequency[0, 0] = 1
@@ -61,7 +61,7 @@ def seed_all(seed):
 
 
 def both(size, data, seed, **kwargs):
-    """What both decoders make of a file with equal seeds; they must leave the generators in the same state."""
+    """Results of both decoders with equal seeds; they must leave the generators in the same state."""
     results, states = [], []
     for decoder in DECODERS:
         transform = create_transform(size, decoder=decoder, **kwargs)

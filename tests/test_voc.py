@@ -216,7 +216,7 @@ def test_a_split_without_any_labels_is_refused(tmp_path):
         ReaderVoc(tmp_path, '2007', 'train')
 
 
-def test_an_image_that_is_not_there_is_refused_unless_told_otherwise(tmp_path):
+def test_a_missing_image_is_an_error_unless_allowed(tmp_path):
     folder = make_voc(tmp_path)
     (folder / 'JPEGImages' / '000005.jpg').unlink()
     with raises_error(r'1 of the 4 images listed in split train in .* are missing, such as .*000005.jpg'):

@@ -1,4 +1,4 @@
-""" Shards: who reads which sample, in which order, and what is refused """
+""" Shards: order, shares of processes, labels, index and errors """
 import io
 import json
 import logging
@@ -121,7 +121,7 @@ def test_training_doubles_no_sample_and_all_ranks_have_as_many_batches(root, cap
         '5 of 23 samples do not fill a batch of 3 on 2 process(es) and are left out; other ones in each epoch.']
 
 
-def test_what_is_left_out_rotates(root):
+def test_other_samples_are_left_out_in_each_epoch(root):
     reader = ReaderWds(root)
     left_out = [frozenset(range(23)) - set(flat(batches(reader, 4, True, epoch=epoch))) for epoch in range(30)]
     assert {len(part) for part in left_out} == {3}
@@ -248,12 +248,12 @@ def test_shards_of_a_split_are_found(tmp_path, files, name, split, found):
     ('train-{000..004}.tar', 'train', "No shard train-004.tar in"),
     ('*.tgz', 'train', r'No shard \*.tgz'),
 ])
-def test_missing_shards_are_told(root, name, split, message):
+def test_missing_shards_are_an_error(root, name, split, message):
     with raises_error(message):
         ReaderWds(root, name=name, split=split)
 
 
-def test_a_missing_folder_is_told(tmp_path):
+def test_a_missing_folder_is_an_error(tmp_path):
     with raises_error(r'The folder of the shards, .*nowhere, does not exist'):
         ReaderWds(tmp_path / 'nowhere')
 
@@ -389,7 +389,7 @@ def test_an_index_that_is_broken_is_made_again(root, scanned):
     assert len(scanned) == 12
 
 
-def test_a_folder_that_cannot_be_written_is_read_all_the_same(root, scanned):
+def test_a_read_only_folder_works_without_a_cache(root, scanned):
     (root / '.tsm_index.json').mkdir()
     (root / '.tsm_index.lock').mkdir()
     for _ in range(2):
@@ -398,7 +398,7 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(root, scanned):
     assert sorted(os.listdir(root))[:2] == ['.tsm_index.json', '.tsm_index.lock'] and len(os.listdir(root)) == 7
 
 
-def test_a_shard_that_changes_under_the_index_is_told(root):
+def test_a_shard_that_changed_after_indexing_is_an_error(root):
     dataset = MultiLabelDataset(ReaderWds(root))
     content = (root / 'train-000.tar').read_bytes()
     for changed in (content[512:], b''):
