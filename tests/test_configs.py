@@ -1,4 +1,4 @@
-""" The configs of the paper's rows: receipts that are true, and runs that start """
+""" The configs: headers that agree with their content, the paper's recipe, and runs that start """
 import csv
 import functools
 import json
@@ -41,7 +41,7 @@ each_training = pytest.mark.parametrize('path', TRAINING, ids=lambda path: path.
 
 
 def read_header(path):
-    """Fields of the comment that a config begins with; lines that are indented go on with the one before."""
+    """Fields of the leading comment; indented lines continue a field."""
     fields = {}
     for line in path.read_text().splitlines():
         if not line.startswith('#'):
@@ -107,7 +107,7 @@ def write_folders(root, number=2, classes=6):
 
 @pytest.fixture(scope='module')
 def train(tmp_path_factory):
-    """Run a config for two steps on stand-ins of its data and model; returns its folder, and its row of the summary."""
+    """Run a config for two steps with tiny data and a tiny model; returns the folder and the row of the summary."""
     root = tmp_path_factory.mktemp('configs')
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr('timm_splicemix.run.trainer.draw_curves', lambda *args, **kwargs: None)
@@ -117,7 +117,7 @@ def train(tmp_path_factory):
 
     def run(path, *argv):
         config = yaml.safe_load(path.read_text())
-        # No flag takes these back: tests don't download, and low precision is slow on a CPU.
+        # No flag unsets these: tests do not download, and low precision is slow on a CPU.
         config = {name: value for name, value in config.items() if name not in ('pretrained', 'amp')}
         copy = root / path.name
         copy.write_text(yaml.safe_dump(config))
@@ -137,7 +137,6 @@ def train(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def coco_checkpoint(train):
-    """Checkpoints of the COCO configs that the VOC configs start from, by the name of the config."""
     runs = {}
 
     def find(name):
@@ -153,7 +152,7 @@ def errors_as_they_are(monkeypatch):
 
 
 @each_config
-def test_a_config_is_a_receipt(path):
+def test_the_header_of_a_config_is_complete_and_its_command_valid(path):
     header = read_header(path)
     assert list(header)[:4] == ['Reproduces', 'Command', 'Paper', 'Cost']
     python, script, *argv = shlex.split(header['Command'])
@@ -167,7 +166,7 @@ def test_a_config_is_a_receipt(path):
 
 
 @each_config
-def test_a_config_holds_nothing_but_what_differs_from_the_defaults(path):
+def test_a_config_contains_no_defaults(path):
     parser = make_parser(path)
     args = parse(path)
     for name in yaml.safe_load(path.read_text()):
@@ -213,7 +212,7 @@ def test_every_row_follows_the_recipe_of_the_paper(path):
 
 
 def rates(path, updates_per_epoch):
-    """A function that gives the learning rates of backbone and classifier after a number of updates."""
+    """A function that returns the learning rates of backbone and classifier after a number of updates."""
     args = parse(path)
     optimizer = create_optimizer(timm.create_model('test_resnet', num_classes=3), args)
     assert all(group['weight_decay'] == 1e-4 and not group['nesterov'] for group in optimizer.param_groups)
@@ -297,7 +296,7 @@ def test_the_main_rows_draw_grids_and_dropped_cells_as_the_reference_code():
 
 
 @each_training
-def test_a_config_runs_on_stand_ins_of_its_data_and_model(train, coco_checkpoint, path):
+def test_a_config_runs_with_tiny_data_and_a_tiny_model(train, coco_checkpoint, path):
     start = yaml.safe_load(path.read_text()).get('pretrained_path')
     argv = ['--pretrained-path', coco_checkpoint(start.removesuffix('.pth.tar'))] if start else []
     folder, row = train(path, *map(str, argv))
@@ -335,7 +334,7 @@ def test_a_run_on_voc_starts_from_the_weights_of_the_run_on_coco(train, coco_che
     assert len(before['fc.weight']) == 6 and len(after['fc.weight']) == 20
 
 
-def test_a_start_that_is_not_there_is_told_at_once(train, monkeypatch, capsys):
+def test_a_missing_pretrained_path_is_an_error_at_once(train, monkeypatch, capsys):
     monkeypatch.delenv('TSM_TRACEBACK')
     with pytest.raises(SystemExit) as caught:
         train(REPOSITORY / 'configs' / 'voc_resnet101_splicemix_from_coco.yaml')
