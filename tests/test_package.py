@@ -10,7 +10,7 @@ from timm_splicemix import cli
 
 PACKAGE = Path(tsm.__file__).parent
 COMMANDS = {*cli.COMMANDS.keys() - {'analysis'}, *(f'analysis.{name}' for name in cli.ANALYSES)}
-OLD_NAMES = {'data.stats', 'data.check', 'analysis.html'}  # aliases of commands, until 0.3
+OLD_NAMES = {'data.stats', 'data.check', 'analysis.html', 'inference'}  # aliases, until 0.3
 # Rooms that each room may import, beside `errors` and `files`
 MAY_IMPORT = {
     '__init__': {'args', 'data', 'loss', 'metrics', 'mix', 'models', 'run', 'task'},
