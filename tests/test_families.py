@@ -1,4 +1,4 @@
-""" The smallest model of every family of timm: max pooling is real, and a step of SpliceMix-CL works """
+""" A small model of every family of timm: max pooling is a true maximum, and a step of SpliceMix-CL works """
 import pytest
 import timm
 import torch
@@ -13,8 +13,8 @@ from timm_splicemix.models import check_consistency, create_model, is_max_pooled
 
 CLASSES = 3
 TIMM_1_0_30 = timm.__version__ == '1.0.30'
-# A small and quick model of each family, or a large one made small, and how to make it. `size` is the images' size, 64
-# where it isn't given; `img_size` says it to the model too, which has to know.
+# A small model of each family and its arguments. `size` is the image size, 64 by default; `img_size` is also passed to
+# the model.
 FAMILIES = {
     'beit': ('beit_base_patch16_224', {'img_size': 64, 'depth': 2, 'embed_dim': 96, 'num_heads': 3}),
     'byoanet': ('lambda_resnet26t', {}),
@@ -118,7 +118,7 @@ FAMILIES = {
 }
 if TIMM_1_0_30:
     del FAMILIES['cspnext']  # new in 1.0.31
-# Families without GMP, and why; all but cpubone can't do consistency learning either.
+# Families without GMP, with the reason; only cpubone supports consistency learning.
 NO_MAX = {
     'coat': 'its head combines 3 feature maps of several scales, branches or stages',
     'cpubone': 'processes the map before or during pooling',
@@ -134,7 +134,7 @@ NO_CONSISTENCY = {
     'pit': 'its features are class tokens only',
     'volo': 'its head reads the class token',
 }
-# Where timm itself can't: the maximum is taken before an average head.
+# The maximum is taken before the average pooling of the head, as timm has no max pooling.
 MAX_BEFORE_HEAD = {
     'beit', 'cait', 'convit', 'deepseek_vit', 'efficientformer', 'efficientformer_v2', 'gemma4_vit', 'iformer', 'levit',
     'mlp_mixer', 'mvitv2', 'pvt_v2', 'qwen3_vit', 'repvit', 'swiftformer', 'tnt', 'twins', 'vision_transformer_relpos',
@@ -143,7 +143,7 @@ MAX_BEFORE_HEAD = {
 if TIMM_1_0_30:
     MAX_BEFORE_HEAD.add('efficientvit_msra')
 CONV_BEFORE_POOL = {'efficientvit_mit', 'lowformer', 'vgg'}
-# Features with channels last or as tokens, those that new weights mix up too much aside.
+# Features with channels last or as tokens, except where random weights mix positions too much
 ROWS = {
     'beit', 'cait', 'convit', 'deepseek_vit', 'deit', 'efficientformer', 'eva', 'gemma4_vit', 'hiera', 'hieradet_sam2',
     'mambaout', 'mlp_mixer', 'mvitv2', 'naflexvit', 'qwen3_vit', 'sequencer', 'swin_transformer', 'swin_transformer_v2',
@@ -154,8 +154,7 @@ QUICK = {
     'swin_transformer', 'vgg', 'vision_transformer', 'volo', 'xcit',
 }
 
-
-# Where a checkpoint can be loaded by timm, but not its pooling, as docs/training.md says
+# timm loads the checkpoint, but does not rebuild the pooling, see docs/training.md.
 NOT_BY_TIMM = {
     *MAX_BEFORE_HEAD, 'deit', 'vision_transformer', 'vision_transformer_hybrid',
 }
@@ -185,7 +184,7 @@ def random_maps(feature_map):
 
 
 def plain_loop_max(maps):
-    """(N, C, h, w) to (N, C), one value at a time."""
+    """(N, C, h, w) to (N, C)."""
     pooled = [[float('-inf')] * maps.shape[1] for _ in maps]
     for image, channels in enumerate(maps.tolist()):
         for channel, rows in enumerate(channels):
@@ -197,7 +196,7 @@ def plain_loop_max(maps):
 
 @torch.no_grad()
 def inputs_of_pool(model, features):
-    """What goes into the pooling layer and what comes out of it."""
+    """Input and output of the pooling layer."""
     calls = []
     pools = [module for module in model.modules() if isinstance(module, SelectAdaptivePool2d)]
     hooks = [pool.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output))) for pool in pools]
@@ -209,7 +208,7 @@ def inputs_of_pool(model, features):
 
 
 def step(model, images, targets, feature_map=None):
-    """One step of SpliceMix, with consistency learning if there is a feature map; the names of what got gradients."""
+    """One step of SpliceMix, with consistency learning if there is a feature map; returns names of trained parameters."""
     plan = SpliceMix('2x2', ratio=0.25, drop_prob=0.).plan(len(images))
     record, = plan.records
     assert record.num_mixed == 1
@@ -271,7 +270,7 @@ def test_max_pooling_is_a_true_maximum_and_the_weights_are_those_of_timm(family)
     pooled = head(maps)
     assert same(pooled, head(plain_loop_max(maps)[:, :, None, None].expand_as(maps)))
     assert same(pooled, head(maps.flip(2, 3)))
-    # An average, or a token, would not survive these.
+    # An average or a token would fail these.
     lower = torch.where(maps == maps.amax(dim=(2, 3), keepdim=True), maps, maps - 3)
     assert same(pooled, head(lower))
     higher = maps.clone()
@@ -282,7 +281,7 @@ def test_max_pooling_is_a_true_maximum_and_the_weights_are_those_of_timm(family)
 
 
 @pytest.mark.parametrize('family', families(FAMILIES.keys() - NO_CONSISTENCY))
-def test_a_step_with_consistency_learning_trains_what_one_without_it_does(family):
+def test_a_step_with_consistency_learning_trains_the_same_parameters(family):
     model, size = make_model(family, None if family in NO_MAX else 'max')
     feature_map = check_consistency(model, size)
     images, targets = make_batch(4, height=size, width=size, classes=CLASSES)
@@ -291,7 +290,7 @@ def test_a_step_with_consistency_learning_trains_what_one_without_it_does(family
 
 
 @pytest.mark.parametrize('family', families(ROWS))
-def test_features_are_laid_out_as_the_image(family):
+def test_the_layout_of_features_follows_the_image(family):
     model, size = make_model(family)
     feature_map = check_consistency(model, size)
     assert feature_map.layout != 'NCHW'
@@ -309,7 +308,7 @@ def test_features_are_laid_out_as_the_image(family):
 
 
 @pytest.mark.parametrize('family', families(NO_MAX))
-def test_a_family_without_max_pooling_says_why_and_trains_with_plain_splicemix(family):
+def test_a_family_without_max_pooling_raises_an_error_and_trains_with_plain_splicemix(family):
     with raises_error(f'--gp max is not possible for {FAMILIES[family][0]}: .*{NO_MAX[family]}'):
         make_model(family)
     model, size = make_model(family, None)
@@ -319,7 +318,7 @@ def test_a_family_without_max_pooling_says_why_and_trains_with_plain_splicemix(f
 
 
 @pytest.mark.parametrize('family', families(NO_CONSISTENCY))
-def test_a_family_without_consistency_learning_says_why(family):
+def test_a_family_without_consistency_learning_raises_an_error_with_the_reason(family):
     model, size = make_model(family, None)
     with raises_error(f'{FAMILIES[family][0]} cannot be used for consistency learning: {NO_CONSISTENCY[family]}'):
         check_consistency(model, size)
@@ -327,7 +326,7 @@ def test_a_family_without_consistency_learning_says_why(family):
 
 @torch.no_grad()
 @pytest.mark.parametrize('family', families(FAMILIES.keys() - NO_MAX.keys()))
-def test_plain_timm_rebuilds_the_pooling_except_where_the_document_says(family):
+def test_plain_timm_rebuilds_the_pooling_except_where_documented(family):
     model, size = make_model(family)
     try:
         theirs, _ = make_model(family, create=timm.create_model)

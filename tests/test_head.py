@@ -15,7 +15,7 @@ from timm_splicemix.models import (
 )
 
 CLASSES = 7
-# How to make them, and the names of the layers that give logits.
+# Arguments of the model, and the names of the layers that return logits
 MODELS = {
     'test_resnet': ({}, ['fc']),
     'test_vit': ({}, ['head']),
@@ -24,7 +24,7 @@ MODELS = {
     'caformer_s18': ({}, ['head.fc.fc2']),  # an MLP
     'dpn48b': ({}, ['classifier']),  # a convolution
     'deit_tiny_distilled_patch16_224': ({'img_size': 32, 'depth': 2}, ['head', 'head_dist']),
-    'levit_128s': ({}, ['head.linear', 'head_dist.linear']),  # with a BatchNorm before
+    'levit_128s': ({}, ['head.linear', 'head_dist.linear']),  # after a BatchNorm
     'crossvit_tiny_240': ({}, ['head.0', 'head.1']),
     'repvit_m0_9': ({}, ['head.head.l', 'head.head_dist.l']),
 }
@@ -36,7 +36,7 @@ def make_model(name, **kwargs):
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_the_layers_that_give_logits_start_anew_and_no_others(name):
+def test_only_the_layers_that_return_logits_are_initialised(name):
     model = make_model(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     init_classifier(model, std=0.01, bias=torch.arange(CLASSES) - 2.)
@@ -49,7 +49,7 @@ def test_the_layers_that_give_logits_start_anew_and_no_others(name):
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_the_parameters_of_the_classifier_are_those_behind_the_backbone(name):
+def test_the_parameters_of_the_classifier_are_those_after_the_backbone(name):
     model = make_model(name)
     parameters = classifier_parameters(model)
     ids = {id(parameter) for parameter in parameters}
@@ -61,7 +61,7 @@ def test_the_parameters_of_the_classifier_are_those_behind_the_backbone(name):
     assert backbone >= {key for key, _ in model.named_parameters() if 'head' not in key}
 
 
-def test_small_logits_follow_from_a_small_deviation():
+def test_a_small_deviation_gives_small_logits():
     model = make_model('test_resnet').eval()
     images = torch.randn(4, 3, 64, 64)
     init_classifier(model, std=0.01, bias=-2.5)
@@ -77,7 +77,7 @@ def test_a_scale_multiplies_weights_and_biases():
     torch.testing.assert_close(model(images), expected)
 
 
-def test_without_a_wish_nothing_changes():
+def test_without_arguments_nothing_changes():
     model = make_model('test_resnet')
     before = {key: value.clone() for key, value in model.state_dict().items()}
     init_classifier(model)
@@ -87,7 +87,7 @@ def test_without_a_wish_nothing_changes():
     assert model.fc.weight.requires_grad and model.fc.weight.grad_fn is None
 
 
-def test_biases_that_are_not_there_are_refused():
+def test_a_bias_for_a_classifier_without_bias_is_an_error():
     model = make_model('test_resnet')
     model.fc = nn.Linear(model.fc.in_features, CLASSES, bias=False)
     init_classifier(model, std=0.01, scale=2.)
@@ -95,13 +95,13 @@ def test_biases_that_are_not_there_are_refused():
         init_classifier(model, bias=0.)
 
 
-def test_a_model_without_a_classifier_is_refused():
+def test_a_model_without_a_classifier_is_an_error():
     model = timm.create_model('test_resnet', num_classes=0)
     with raises_error('Expected a model with a classifier, but ResNet has none'):
         classifier_parameters(model)
 
 
-def test_a_prior_bias_predicts_each_class_as_often_as_it_occurs():
+def test_the_prior_bias_predicts_the_frequency_of_each_class():
     targets = torch.tensor([[1, 0, 1, -1], [1, 0, 0, -1], [1, 0, -1, 1], [1, 0, 0, 0]])
     expected = [math.log(4.5 / 0.5), math.log(0.5 / 4.5), math.log(1.5 / 2.5), math.log(1.5 / 1.5)]
     for dtype in (torch.int8, torch.float32):
@@ -112,13 +112,13 @@ def test_a_prior_bias_predicts_each_class_as_often_as_it_occurs():
     torch.testing.assert_close(prior_bias(many).sigmoid(), many.mean(dim=0), rtol=0, atol=1e-4)
 
 
-def test_one_bias_predicts_as_many_classes_as_images_have():
+def test_the_mean_prior_bias_predicts_the_average_number_of_labels():
     targets = torch.tensor([[1, 0, 0, -1], [1, 1, 0, 0]])
     assert mean_prior_bias(targets) == pytest.approx(math.log(3.5 / 4.5))
     assert mean_prior_bias(torch.zeros(5, 2)) == pytest.approx(math.log(0.5 / 10.5))
 
 
-def test_a_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale_and_shift():
+def test_frozen_batch_norm_keeps_its_statistics_and_trains_scale_and_shift():
     model = make_model('test_resnet').train()
     layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     before = [layer.running_mean.clone() for layer in layers]

@@ -1,4 +1,4 @@
-""" The package as a whole: what it exports, who imports whom, how it is installed """
+""" The package as a whole: exported names, imports between modules, console scripts """
 import ast
 import configparser
 import sys
@@ -11,7 +11,7 @@ from timm_splicemix import cli
 PACKAGE = Path(tsm.__file__).parent
 COMMANDS = {*cli.COMMANDS.keys() - {'analysis'}, *(f'analysis.{name}' for name in cli.ANALYSES)}
 OLD_NAMES = {'data.stats', 'data.check', 'analysis.html', 'inference'}  # aliases, until 0.3
-# Rooms that each room may import, beside `errors` and `files`
+# The parts of the package that each part may import, in addition to `errors` and `files`
 MAY_IMPORT = {
     '__init__': {'args', 'data', 'loss', 'metrics', 'mix', 'models', 'run', 'task'},
     'errors': set(), 'files': set(), 'mix': set(), 'loss': set(), 'metrics': set(), 'models': set(), 'data': set(),
@@ -25,7 +25,7 @@ TORCH_ONLY = {'mix': {'torchvision'}, 'loss': set(), 'metrics': set()}  # what t
 
 
 def imports_of(path: Path) -> set[str]:
-    """Absolute names of all modules that a file imports, anywhere in it."""
+    """Absolute names of all modules that a file imports."""
     names = set()
     package = ('timm_splicemix', *path.relative_to(PACKAGE).parts[:-1])
     for node in ast.walk(ast.parse(path.read_text())):
@@ -40,7 +40,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def files_and_rooms():
-    """Each file with its room; a command counts as a room of its own."""
+    """Each file with its part of the package; each command is a separate part."""
     for path in sorted(PACKAGE.rglob('*.py')):
         parts = path.relative_to(PACKAGE).with_suffix('').parts
         yield path, '.'.join(parts) if '.'.join(parts) in COMMANDS | OLD_NAMES else parts[0]
@@ -51,7 +51,7 @@ def imported_rooms(path: Path) -> set[str]:
     return {name if name in COMMANDS else name.split('.')[0] for name in names if not name.startswith('__')}
 
 
-def test_the_exported_names_are_all_that_there_are():
+def test_all_lists_the_public_names():
     values = {name: value for name, value in vars(tsm).items() if not name.startswith('_')}
     public = {name for name, value in values.items() if not isinstance(value, types.ModuleType)}
     assert public == set(tsm.__all__) - {'models'}
@@ -59,7 +59,7 @@ def test_the_exported_names_are_all_that_there_are():
     assert list(tsm.__all__) == sorted(tsm.__all__)
 
 
-def test_no_room_imports_what_it_may_not():
+def test_parts_import_only_what_they_may():
     seen = set()
     for path, room in files_and_rooms():
         seen.add(room)
@@ -67,10 +67,10 @@ def test_no_room_imports_what_it_may_not():
             assert len(path.read_text().splitlines()) <= 6, f'{path} is more than an alias'
             continue
         siblings = imported_rooms(path) - {room, 'errors', 'files'}
-        assert 'timm_splicemix' not in imports_of(path), f'{path} imports the package, and so all rooms'
+        assert 'timm_splicemix' not in imports_of(path), f'{path} imports the whole package'
         assert not siblings & COMMANDS, f'{path} imports a command'
         if room not in COMMANDS:
-            assert room in MAY_IMPORT, f'{path} is in a new room, which needs a rule'
+            assert room in MAY_IMPORT, f'{path} needs an entry in MAY_IMPORT'
             assert siblings <= MAY_IMPORT[room], f'{path} imports {siblings - MAY_IMPORT[room]}'
         assert room != 'run' or not {'draw', 'files'} <= imported_rooms(path), f'{path} writes files and draws'
         if room in TORCH_ONLY:
@@ -79,7 +79,7 @@ def test_no_room_imports_what_it_may_not():
     assert seen == set(MAY_IMPORT) | COMMANDS | OLD_NAMES
 
 
-def test_the_rule_about_imports_sees_relative_ones():
+def test_relative_imports_are_seen():
     names = imports_of(PACKAGE / 'preview.py')
     assert {'timm_splicemix.mix', 'timm_splicemix.data', 'torch'} <= names
 

@@ -41,7 +41,7 @@ def test_the_examples_of_the_docstrings(module):
 # create_model
 
 @pytest.mark.parametrize('pool', [None, 'avg', 'avgmax', 'catavgmax', ''])
-def test_another_pooling_is_as_in_timm(pool):
+def test_other_poolings_are_those_of_timm(pool):
     kwargs = {'num_classes': 0 if pool == '' else 5, 'global_pool': pool, 'in_chans': 1}
     torch.manual_seed(0)
     model = create_model('test_resnet', **kwargs).eval()
@@ -86,7 +86,7 @@ def test_max_pooling_changes_neither_weights_nor_random_numbers(name):
 
 @pytest.mark.parametrize(
     'name', ['test_vit', 'deit_tiny_patch16_224', 'eva02_tiny_patch14_224', 'beit_base_patch16_224'])
-def test_pretrained_weights_are_kept_up_to_the_final_norm(name, tmp_path):
+def test_all_pretrained_weights_are_kept_including_the_final_norm(name, tmp_path):
     kwargs = {'img_size': 28 if name.startswith('eva') else 32, 'depth': 2}
     if name.startswith('beit'):
         kwargs.update(embed_dim=48, num_heads=3)
@@ -100,14 +100,14 @@ def test_pretrained_weights_are_kept_up_to_the_final_norm(name, tmp_path):
     assert any('norm' in key and 'blocks' not in key for key in state)
     assert model.state_dict().keys() == state.keys()
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    # With another number of classes all but the classifier is.
+    # With another number of classes, only the classifier is new.
     model = create_model(
         name, pretrained=True, num_classes=3, global_pool='max', pretrained_cfg_overlay=overlay, **kwargs)
     different = {key for key, value in model.state_dict().items() if not torch.equal(value, state[key])}
     assert different == {'head.weight', 'head.bias'}
 
 
-def test_timm_loads_the_checkpoint_and_the_other_way_round(tmp_path):
+def test_timm_and_this_package_load_each_others_checkpoints(tmp_path):
     model = make_model(img_size=64)
     torch.save(model.state_dict(), tmp_path / 'weights.pth')
     loaded = timm.create_model(
@@ -135,18 +135,18 @@ def test_an_attention_pool_is_replaced():
     ('shufflenetv2_x1_1', 'did you mean .*shufflenetv2_x1_0'),
     ('qqqqqqqqqqqqqqqqq', 'timm.list_models'),
 ])
-def test_an_unknown_name_gets_the_nearest(name, message):
+def test_an_unknown_name_raises_an_error_with_the_nearest_one(name, message):
     for pool in (None, 'max'):
         with raises_error(f'Expected the name of a timm model, but got .*{message}'):
             create_model(name, global_pool=pool)
 
 
-def test_an_unknown_tag_gets_those_there_are():
+def test_an_unknown_tag_raises_an_error_with_the_known_ones():
     with raises_error("Expected a tag of test_resnet .*r160_in1k.*, but got 'nothing'"):
         create_model('test_resnet.nothing')
 
 
-def test_names_with_a_tag_and_local_folders_pass(tmp_path):
+def test_names_with_a_tag_and_local_folders_work(tmp_path):
     assert is_max_pooled(create_model('test_resnet.r160_in1k', global_pool='max'), 64)
     (tmp_path / 'config.json').write_text(
         '{"architecture": "test_resnet", "num_classes": 4, "pretrained_cfg": {"input_size": [3, 64, 64]}}')
@@ -155,16 +155,16 @@ def test_names_with_a_tag_and_local_folders_pass(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['deit_tiny_distilled_patch16_224', 'cpubone_nano', 'resnet50_clip'])
-def test_a_model_that_cannot_pool_by_max_says_so(name):
+def test_a_model_without_max_pooling_raises_an_error(name):
     size = {'img_size': 64} if name.startswith('deit') else {}
     with raises_error(f'--gp max is not possible for {name}: .*. Leave out --gp or choose another model'):
         make_model(name, **size)
 
 
-# The model is an ordinary one
+# The model behaves like any other
 
 @pytest.mark.parametrize('name, kwargs', [NATIVE, BEFORE_HEAD])
-def test_copies_and_pickles_are_equal_and_separate(name, kwargs):
+def test_copies_and_pickles_are_equal_and_independent(name, kwargs):
     model = make_model(name, **kwargs).eval()
     images, _ = make_batch(2, height=64, width=64)
     expected = model(images)
@@ -184,7 +184,7 @@ def test_copies_and_pickles_are_equal_and_separate(name, kwargs):
         assert copy.deepcopy(other).state_dict().keys() == model.state_dict().keys()
 
 
-def test_a_new_classifier_keeps_the_maximum_and_another_pooling_ends_it():
+def test_a_new_classifier_keeps_max_pooling_and_another_pooling_replaces_it():
     model = make_model(img_size=64)
     model.reset_classifier(3)
     assert is_max_pooled(model) and model(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
@@ -207,7 +207,7 @@ def test_channels_last_and_autocast(name, kwargs):
     torch.testing.assert_close(logits.float(), expected, rtol=0.1, atol=0.1)
 
 
-def test_it_compiles_without_a_break():
+def test_the_model_compiles_without_graph_breaks():
     model = make_model('beit_base_patch16_224', img_size=64, depth=1, embed_dim=48, num_heads=3).eval()
     images, _ = make_batch(2, height=64, width=64)
     compiled = torch.compile(model, backend='eager', fullgraph=True)
@@ -262,11 +262,11 @@ def test_the_grid_follows_the_size_of_the_images(size, grid):
     assert torch.equal(described.join(maps, prefix), features)
 
 
-def test_prefix_tokens_are_found_without_being_named():
+def test_prefix_tokens_are_found_without_the_attribute():
     model = make_model('cait_xxs24_224', img_size=64, depth=1)
     vars(model).pop('num_prefix_tokens', None)  # timm 1.0.30 does not set it
     assert describe_features(model, 64) == FeatureMap('NLC', 192, (4, 4), 1)
-    model = make_model('levit_128s', img_size=(224, 160))  # 4 x 3 of 14 x 10: not the ratio of the image
+    model = make_model('levit_128s', img_size=(224, 160))  # 4 x 3 from 14 x 10: another aspect ratio than the image
     assert describe_features(model, (224, 160)) == FeatureMap('NLC', 384, (4, 3))
     model = make_model('vit_tiny_patch16_dinov3_qkvb', img_size=64, depth=1)
     assert check_consistency(model, 64).num_prefix == 5
@@ -279,7 +279,7 @@ def test_prefix_tokens_are_found_without_being_named():
     (*NATIVE, 'max'), (*BEFORE_HEAD, 'avg'), (*BEFORE_HEAD, 'max'), ('coat_lite_tiny', {'img_size': 64}, 'max'),
     ('cpubone_nano', {}, 'avg'), ('vit_tiny_r_s16_p8_224', {'img_size': 64}, 'avg'),
 ])
-def test_models_that_can_learn_consistency(name, kwargs, pool):
+def test_models_that_support_consistency_learning(name, kwargs, pool):
     model = make_model(name, pool, **kwargs)
     described = check_consistency(model, 64)
     assert is_max_pooled(model, 64) == (pool == 'max')
@@ -287,7 +287,7 @@ def test_models_that_can_learn_consistency(name, kwargs, pool):
     grid = Grid(2, 2) if described.grid >= (2, 2) else Grid(1, 2)
     cells = split_cells(maps, grid)
     logits = model.forward_head(described.join(cells, prefix))
-    for cell in range(len(cells)):  # each on its own
+    for cell in range(len(cells)):
         alone = described.join(cells[cell:cell + 1], None if prefix is None else prefix[cell // 4:cell // 4 + 1])
         torch.testing.assert_close(model.forward_head(alone)[0], logits[cell], rtol=1e-4, atol=1e-5)
 
@@ -295,7 +295,7 @@ def test_models_that_can_learn_consistency(name, kwargs, pool):
 @pytest.mark.parametrize('name, kwargs', [
     NATIVE, BEFORE_HEAD, ('deit_tiny_distilled_patch16_224', {'img_size': 64}), ('coat_lite_tiny', {'img_size': 64}),
 ])
-def test_a_class_token_is_refused(name, kwargs):
+def test_a_head_that_reads_a_class_token_is_an_error(name, kwargs):
     model = make_model(name, None, **kwargs)
     if name == 'test_vit':
         model.reset_classifier(5, 'token')
@@ -303,7 +303,7 @@ def test_a_class_token_is_refused(name, kwargs):
         check_consistency(model, 64)
 
 
-def test_features_without_pooling_are_refused():
+def test_a_model_without_pooling_is_an_error():
     model = create_model('test_resnet', num_classes=0, global_pool='')
     with raises_error('its head does not return logits of shape'):
         check_consistency(model, 64)
@@ -335,13 +335,13 @@ class FirstPosition(WholeMap):
         return super().forward_head(x[:, :, 0, 0], pre_logits)
 
 
-def test_a_head_that_takes_the_whole_map_only_is_refused():
+def test_a_head_that_needs_the_whole_map_is_an_error():
     with raises_error('WholeMap cannot .*: its head does not accept a part of the feature map .*Use --gp max'):
         check_consistency(WholeMap(), 64)
     assert not is_max_pooled(WholeMap(), 64)
 
 
-def test_sizes_that_do_not_work_are_refused():
+def test_unsupported_image_sizes_are_an_error():
     with raises_error('deit_tiny_patch16_224 does not accept images of 3 x 80 x 80: Input height'):
         describe_features(make_model('deit_tiny_patch16_224', img_size=64, depth=1), 80)
     with raises_error('its feature map has a single position'):
@@ -351,7 +351,7 @@ def test_sizes_that_do_not_work_are_refused():
 # The probe
 
 @pytest.mark.parametrize('name, kwargs', [('test_resnet', {}), ('levit_128s', {'img_size': 128}), NATIVE, BEFORE_HEAD])
-def test_the_probe_leaves_no_trace(name, kwargs):
+def test_the_probe_has_no_side_effects(name, kwargs):
     model = make_model(name, None if name == 'test_resnet' else 'max', drop_rate=0.5, **kwargs)
     frozen = next(module for module in model.modules() if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)))
     frozen.eval()
@@ -371,7 +371,7 @@ def test_the_probe_leaves_no_trace(name, kwargs):
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize('name, kwargs', [('test_resnet', {}), ('efficientvit_b0', {}), NATIVE, BEFORE_HEAD])
-def test_the_probe_works_in_other_types(name, kwargs, dtype):
+def test_the_probe_works_with_other_dtypes(name, kwargs, dtype):
     model = make_model(name, None, **kwargs).to(dtype)
     assert not is_max_pooled(model, 64)
     model = make_model(name, **kwargs).to(dtype)
@@ -379,16 +379,16 @@ def test_the_probe_works_in_other_types(name, kwargs, dtype):
     check_consistency(model, 64)
 
 
-def test_the_probe_tells_max_from_what_looks_like_it():
+def test_the_probe_distinguishes_max_from_other_poolings():
     assert not is_max_pooled(timm.create_model('test_resnet'), 32)  # a map of one position
     assert is_max_pooled(timm.create_model('test_resnet', global_pool='max'), 32)
     assert not is_max_pooled(timm.create_model('test_resnet', global_pool='avgmax'), 64)
     assert not is_max_pooled(FirstPosition(), 64)
-    assert not is_max_pooled(timm.create_model('vgg11', mlp_ratio=0.02), 224)  # where one position is left to pool
+    assert not is_max_pooled(timm.create_model('vgg11', mlp_ratio=0.02), 224)  # one position remains to be pooled
     assert is_max_pooled(timm.create_model('vgg11', mlp_ratio=0.02, global_pool='max'), 224)
 
 
-def test_the_probe_sees_through_features_far_from_zero():
+def test_the_probe_works_for_features_far_from_zero():
     model = make_model('levit_128s', img_size=128)
     for module in model.head.modules():
         if isinstance(module, nn.BatchNorm1d):

@@ -1,4 +1,4 @@
-""" `make quickstart` does what the README says, from beginning to end """
+""" `make quickstart` works as described in the README """
 import csv
 import re
 import sys
@@ -13,8 +13,8 @@ PICTURE = REPOSITORY / 'docs' / 'splicemix.png'
 
 
 @pytest.mark.slow
-def test_quickstart_trains_a_model_that_has_learnt(run, tmp_path):
-    done = run(  # in the environment of the tests instead of setting up another
+def test_quickstart_trains_a_model(run, tmp_path):
+    done = run(  # in the environment of the tests
         'make', 'quickstart', '--old-file', f'{sys.prefix}/.timm-splicemix-installed', VENV=sys.prefix,
         QUICKSTART_DIR=str(tmp_path), timeout=1500, OMP_NUM_THREADS='')
     assert done.returncode == 0, done.stderr
@@ -23,9 +23,9 @@ def test_quickstart_trains_a_model_that_has_learnt(run, tmp_path):
     drawn, shown = (Image.open(path).convert('RGB') for path in (tmp_path / 'preview.png', PICTURE))
     assert drawn.size == shown.size
     difference = ImageStat.Stat(ImageChops.difference(drawn, shown)).mean
-    assert max(difference) < 1.  # fonts and JPEG may differ a little from version to version
+    assert max(difference) < 1.  # fonts and JPEG differ slightly between versions
 
-    # A model that has learnt nothing scores the mean frequency of the classes.
+    # The mAP of an untrained model is the mean frequency of the classes.
     targets = tsm.create_dataset('shapes', tmp_path / 'shapes', 'validation').targets
     with open(tmp_path / 'run' / 'summary.csv', newline='') as file:
         best = max(float(row['eval_mAP']) for row in csv.DictReader(file))

@@ -48,7 +48,7 @@ def make_twins(name, **kwargs):
 # --- torchvision's network ---
 
 
-def test_timm_lists_them():
+def test_timm_lists_the_models():
     assert timm.list_models('shufflenetv2*') == sorted(WIDTHS)
     assert timm.list_models('shufflenetv2*', pretrained=True) == [f'{name}.tv_in1k' for name in sorted(WIDTHS)]
     assert set(timm.list_models(module='shufflenetv2')) == set(WIDTHS)
@@ -100,7 +100,7 @@ def test_the_default_cfg_is_that_of_torchvisions_weights(name):
 
 
 @pytest.mark.parametrize('name', WIDTHS)
-def test_the_map_has_the_size_that_the_cfg_says(name):
+def test_the_feature_map_has_the_size_in_the_cfg(name):
     model = timm.create_model(name, device='meta')
     maps = model.forward_features(torch.empty(1, 3, 224, 224, device='meta'))
     assert maps.shape == (1, model.num_features, *model.default_cfg['pool_size'])
@@ -134,7 +134,7 @@ def test_pretrained_weights_are_loaded_and_adapted(tmp_path):
     ('catavgmax', lambda maps: torch.cat([maps.mean((2, 3)), maps.amax((2, 3))], dim=1)),
     ('fastmax', lambda maps: maps.amax((2, 3))),
 ])
-def test_pooling_is_what_it_says(pool, expected):
+def test_pooling_gives_the_expected_values(pool, expected):
     model = timm.create_model(SMALL, num_classes=3, global_pool=pool).eval()
     maps = torch.randn(2, 1024, 3, 2, generator=rng())
     pooled = model.forward_head(maps, pre_logits=True)
@@ -191,25 +191,25 @@ def test_a_classifier_needs_pooling():
 
 
 @pytest.mark.parametrize('in_chans', [1, 4])
-def test_the_number_of_channels_may_differ(in_chans):
+def test_other_numbers_of_input_channels_work(in_chans):
     model = timm.create_model(SMALL, num_classes=2, in_chans=in_chans).eval()
     assert model.conv1[0].weight.shape == (24, in_chans, 3, 3)
     assert model(make_images(channels=in_chans)).shape == (2, 2)
     assert list(model.state_dict()) == list(tvm.shufflenet_v2_x0_5().state_dict())
 
 
-def test_another_output_stride_is_refused():
+def test_another_output_stride_is_an_error():
     assert timm.create_model(SMALL, output_stride=32)
     with pytest.raises(ValueError, match='Expected output_stride of 32, but got 16'):
         timm.create_model(SMALL, output_stride=16)
 
 
-def test_device_and_type_can_be_given():
+def test_device_and_dtype_are_supported():
     model = timm.create_model(SMALL, device='meta', dtype=torch.bfloat16)
     assert {(p.device.type, p.dtype) for p in model.parameters()} == {('meta', torch.bfloat16)}
 
 
-def test_dropout_is_for_training_alone():
+def test_dropout_is_active_only_in_training():
     model = timm.create_model(SMALL, num_classes=0, drop_rate=0.5)
     maps = torch.ones(2, 1024, 2, 2)
     assert torch.equal(model.eval().forward_head(maps), torch.ones(2, 1024))
@@ -249,7 +249,7 @@ def test_intermediate_maps_are_those_of_the_modules():
     assert len(maps) == 2 and torch.equal(maps[0], expected[3]) and torch.equal(maps[1], expected[4])
 
 
-def test_stopping_early_leaves_out_what_is_not_asked_for():
+def test_stopping_early_skips_later_stages():
     model = timm.create_model(SMALL).eval()
     images = make_images()
     ran = []
@@ -263,7 +263,7 @@ def test_stopping_early_leaves_out_what_is_not_asked_for():
     assert torch.equal(final, model.forward_features(images))
 
 
-def test_the_other_layouts_of_maps_are_refused():
+def test_other_layouts_are_an_error():
     with pytest.raises(ValueError, match="Expected output_fmt of 'NCHW', but got 'NLC'"):
         timm.create_model(SMALL).forward_intermediates(make_images(), output_fmt='NLC')
 
@@ -285,7 +285,7 @@ def test_features_only_gives_the_same_maps(feature_cls, out_indices):
     assert features.feature_info.reduction() == [64 // m.shape[2] for m in maps]
 
 
-def test_layers_that_a_level_does_not_need_can_be_pruned():
+def test_pruning_removes_layers_after_the_last_level():
     model = timm.create_model(SMALL).eval()
     images = make_images()
     expected = model.forward_intermediates(images, indices=[2], intermediates_only=True)[0]
@@ -308,7 +308,7 @@ def test_checkpointing_gives_the_same_gradients():
     images = make_images(4)
     for model in (ours, copied):
         model.train()(images).square().mean().backward()
-    assert len(calls) == 2, 'a checkpointed block runs once more in the backward pass'
+    assert len(calls) == 2, 'a checkpointed block runs again in the backward pass'
     for (key, parameter), expected in zip(copied.named_parameters(), ours.parameters()):
         assert torch.equal(parameter.grad, expected.grad), key
     copied.set_grad_checkpointing(False)
@@ -328,7 +328,7 @@ def test_parameters_are_grouped_by_depth(coarse, num_groups):
     assert set(stages) >= {'stage2', 'stage3'} and stages == sorted(stages)
 
 
-def test_it_can_be_pickled_and_copied():
+def test_the_model_can_be_pickled_and_copied():
     model = timm.create_model(SMALL, num_classes=3, global_pool='max').eval()
     images = make_images()
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -337,7 +337,7 @@ def test_it_can_be_pickled_and_copied():
         assert twin.default_cfg == model.default_cfg
 
 
-def test_it_works_in_channels_last():
+def test_the_model_works_in_channels_last():
     model = timm.create_model(SMALL, num_classes=3).eval()
     images = make_images()
     expected = model(images)

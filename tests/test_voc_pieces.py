@@ -14,7 +14,7 @@ from tests.helpers import make_batch
 def model():
     torch.manual_seed(0)
     model = tsm.create_model('test_efficientnet', num_classes=5, global_pool='max').eval()
-    nn.init.normal_(model.get_classifier().weight, std=100.)  # one that has learnt nothing says the same of everything
+    nn.init.normal_(model.get_classifier().weight, std=100.)  # an untrained one predicts the same for all images
     return model.requires_grad_(False)
 
 
@@ -23,14 +23,14 @@ def compare(model):
     return {**pieces.compare_mixing(images, targets), **pieces.compare_consistency(model, images[:6], targets[:6])}
 
 
-def test_pieces_equal_plain_loops(model):
+def test_all_parts_equal_plain_loops(model):
     found = compare(model)
     assert set(found) == {
         'regular images', 'mixed images', 'labels', 'cells of feature maps', 'consistency loss, relative'}
     assert all(value < 1e-4 for value in found.values()) and found['labels'] == found['regular images'] == 0
 
 
-def test_a_wrong_piece_is_seen(model, monkeypatch):
+def test_a_wrong_part_is_detected(model, monkeypatch):
     apply, split_cells, loss = tsm.SpliceMix.apply, tsm.split_cells, tsm.consistency_loss
     monkeypatch.setattr(tsm.SpliceMix, 'apply', lambda *args: tuple(part.flip(0) for part in apply(*args)))
     monkeypatch.setattr(tsm, 'split_cells', lambda *args: split_cells(*args).flip(0))
@@ -42,7 +42,7 @@ def test_a_wrong_piece_is_seen(model, monkeypatch):
     assert compare(model)['consistency loss, relative'] > 1e-4
 
 
-def test_distances_from_running_statistics_are_in_deviations_and_ratios_of_variances():
+def test_distances_from_running_statistics():
     model = nn.Sequential(nn.BatchNorm2d(4)).eval()
     model[0].running_mean.copy_(torch.tensor([1., 1., 3., 1.]))
     model[0].running_var.copy_(torch.tensor([4., 4., 4., 1e-9]))  # the last one is dead
@@ -55,7 +55,7 @@ def test_distances_from_running_statistics_are_in_deviations_and_ratios_of_varia
     assert norms.distances('mixed') == {'0': (pytest.approx(3.5), pytest.approx(3.5), pytest.approx(0.25))}
 
 
-def test_what_is_printed_and_kept(model, monkeypatch, tmp_path, capsys):
+def test_printed_and_written_numbers(model, monkeypatch, tmp_path, capsys):
     torch.manual_seed(1)
     batches = [make_batch(24, height=48, width=48) for _ in range(2)] + [make_batch(5, height=48, width=48)]
     info = SimpleNamespace(data_config={'input_size': (3, 48, 48)})

@@ -1,4 +1,4 @@
-""" Tables, pictures and documents that experiments/voc/voc.py makes of its runs """
+""" Tables, pictures and documents of the VOC study """
 import json
 import re
 import shutil
@@ -44,7 +44,7 @@ def make_scores(noise, seed):
 
 @pytest.fixture
 def some_runs(tmp_path):
-    """A baseline with three seeds, SpliceMix with two of them, and one that is not finished."""
+    """Three finished runs of the baseline, two of SpliceMix, and two unfinished runs."""
     output = tmp_path / 'runs'
     for seed, last in enumerate((80., 81., 85.)):
         write_run(output, 'baseline', seed, [70., 86., last], make_scores(1., seed))
@@ -62,22 +62,22 @@ def test_the_table_has_last_epochs_of_finished_runs_and_gains_of_the_same_seeds(
         [cell.strip() for cell in line.split('|')] for line in tables.splitlines() if line.startswith('|'))}
     assert rows['Baseline'][:5] == ['3 of 3', '3 of 3', '**82.00 ± 2.65**', '80.00, 81.00, 85.00', '86.00 ± 0.00']
     assert rows['SpliceMix'][:4] == ['2 of 3', '3 of 3, 2 of 3', '**82.00 ± 0.00**', '82.00, 82.00']
-    assert rows['SpliceMix'][7] == '+1.50 ± 0.71'  # 2 and 1, of seeds 0 and 1
+    assert rows['SpliceMix'][7] == '+1.50 ± 0.71'  # 2 and 1 of seeds 0 and 1
     low, high = map(float, rows['SpliceMix'][8].split(' to '))
-    assert 0 < low < high  # less noise by far
+    assert 0 < low < high  # much less noise
     assert rows['SpliceMix'][9] == '94.6 (+1.3)' and rows['Baseline'][9] == '93.3'
     assert rows['SpliceMix, rule "40 %"'][2:4] == ['-', '-']
     assert '- SpliceMix, seed 2: 2 of 3 epochs, mAP 99.00' in sizes
     assert '| SpliceMix | 82.00 ± 0.00 | 41.00 ± 0.00 |' in sizes
 
 
-def test_the_paper_has_no_gain_where_it_quotes_another_one():
+def test_numbers_that_the_paper_quotes_have_no_gain():
     cells = {name: results.paper_cell(arm) for name, arm in arms.ARMS.items()}
     assert (cells['40-baseline'], cells['40-splicemix']) == ('74.4', '76.0 (+1.6)')
     assert (cells['40-asl'], cells['single-splc'], cells['baseline-more']) == ('72.7', '73.2', '')
 
 
-def test_a_mean_that_is_rounded_to_nothing_has_no_minus():
+def test_a_mean_that_is_rounded_to_zero_has_no_minus():
     assert results.mean_and_std([-0.001], sign='+') == '+0.00' and results.mean_and_std([-0.01], sign='+') == '-0.01'
     assert results.mean_and_std([1., 2.], digits=1) == '1.5 ± 0.7'
 
@@ -110,13 +110,13 @@ def test_runs_that_were_kept_and_others_are_in_the_order_of_arms(some_runs, tmp_
         '40-splicemix-seed0']
 
 
-def test_a_table_of_nothing_says_so(tmp_path):
+def test_a_report_without_runs(tmp_path):
     report = results.Report(store.read_runs(tmp_path / 'nothing'))
     assert report.text() == 'No runs yet.'
     assert not any(draw(report, tmp_path / 'picture.png') for _, draw in pictures.PICTURES.values())
 
 
-def test_epochs_that_were_not_scored_are_left_out_of_curves(tmp_path):
+def test_epochs_without_metrics_are_left_out_of_curves(tmp_path):
     write_run(tmp_path / 'runs', 'baseline', 0, ['', 75., '', 82.], epochs=4)
     write_run(tmp_path / 'runs', 'splicemix', 0, [''], epochs=4)
     report = results.Report(store.read_runs(tmp_path / 'runs'))
@@ -170,7 +170,7 @@ def test_the_headline_shows_the_main_arms_beside_the_paper(some_runs, tmp_path, 
     assert 'SpliceMix-CL' not in text
 
 
-def test_what_is_kept_of_runs_gives_the_same_table_and_names_no_path(some_runs, tmp_path):
+def test_kept_runs_give_the_same_table_and_contain_no_path(some_runs, tmp_path):
     environment = {'timm_splicemix': '1', 'timm': '2', 'torch': '3', 'python': '4', 'command': str(tmp_path)}
     (some_runs / 'baseline-seed0' / 'environment.yaml').write_text(json.dumps(environment))
     records = tmp_path / 'records'
@@ -190,7 +190,7 @@ def test_what_is_kept_of_runs_gives_the_same_table_and_names_no_path(some_runs, 
     assert not [file for file in files if str(tmp_path).encode() in file.read_bytes()]
 
 
-def test_the_documents_have_a_place_for_results():
+def test_the_documents_have_marks_for_results():
     assert all(voc.README.read_text(encoding='utf-8').count(mark) == 1 for mark in results.marks(voc.HEADLINE))
     text = voc.DOCUMENT.read_text(encoding='utf-8')
     for section in ('voc-224', 'voc-224-20', 'voc-128', 'voc-128-20'):

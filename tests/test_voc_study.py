@@ -27,7 +27,7 @@ from timm_splicemix.train import build_parser
 
 FLAGS = ('--epochs', '2', '--model', 'test_efficientnet', '--size', '32', '--batch-size', '4', '--bootstrap', '20')
 
-# Stands for train.py: an epoch is a row of the summary, and what --resume finds is gone on with
+# A stand-in for train.py: an epoch is a row of the summary, and --resume continues the summary
 TRAIN = '''
 import csv, os, signal, sys, time
 flags = sys.argv[1:]
@@ -54,21 +54,21 @@ for epoch in range(done, int(value('--epochs'))):
 
 
 @pytest.fixture
-def benchmark(tmp_path, monkeypatch):
-    """Run the benchmark with a stand-in for train.py; returns its exit code."""
+def study(tmp_path, monkeypatch):
+    """Run the study with a stand-in for train.py; returns its exit code."""
     make_voc(tmp_path / 'data')
     script = tmp_path / 'stand_in.py'
     script.write_text(TRAIN)
     monkeypatch.setattr(voc, 'TRAIN', (sys.executable, str(script)))
     monkeypatch.setattr('voc_jobs.POLL_SECONDS', 0.02)
 
-    def run_benchmark(*flags):
+    def run_study(*flags):
         try:
             voc.main(['--data-dir', str(tmp_path / 'data'), '--output', str(tmp_path / 'runs'), *FLAGS, *flags])
         except SystemExit as error:
             return error.code
         return 0
-    return run_benchmark
+    return run_study
 
 
 def order(tmp_path):
@@ -98,7 +98,7 @@ def test_arms_and_seeds_can_be_chosen():
         arms.run_order(['mixap'])
 
 
-def test_every_arm_is_a_command_of_train_and_differs_from_the_others_in_its_own_flags_alone():
+def test_every_arm_is_a_command_of_train_and_differs_only_in_its_own_flags():
     parser, recipe = build_parser(), arms.Recipe()
     given = {}
     for arm in arms.ARMS.values():
@@ -114,7 +114,7 @@ def test_every_arm_is_a_command_of_train_and_differs_from_the_others_in_its_own_
         assert changed - {'keep_labels_seed'} == own
 
 
-def test_the_recipe_can_be_another():
+def test_flags_change_the_recipe():
     args = voc.build_parser().parse_args(
         ['--size', '128', '--epochs', '20', '--lr', '0.1', '--head-init-scale', '1', '--freeze', 'conv_stem'])
     own, other = (vars(build_parser().parse_args(recipe.flags())) for recipe in (arms.Recipe(), voc.make_recipe(args)))
@@ -129,47 +129,47 @@ def test_stem_and_first_four_of_seven_stages_are_frozen():
     assert list(arms.FREEZE) == [*names[:2], *(f'blocks.{stage}' for stage in range(4))]
 
 
-def test_runs_are_made_in_their_order_and_never_twice(benchmark, tmp_path, capsys):
+def test_runs_are_trained_in_order_and_never_twice(study, tmp_path, capsys):
     flags = ('--arms', 'baseline', 'splicemix', '--seeds', '2')
-    assert benchmark(*flags) == 0
+    assert study(*flags) == 0
     names = ['baseline-seed0', 'splicemix-seed0', 'baseline-seed1', 'splicemix-seed1']
     assert order(tmp_path) == names
     assert 'baseline-seed1: epoch 2 of 2, mAP 91.00; 6 of 8 epochs in total' in capsys.readouterr().out
-    assert benchmark(*flags) == 0
+    assert study(*flags) == 0
     assert order(tmp_path) == names
     assert '| Baseline | 2 of 2 | 2 of 2 | **90.50 ± 0.71** | 90.00, 91.00 |' in capsys.readouterr().out
-    assert benchmark('--arms', 'mixup') == 0
+    assert study('--arms', 'mixup') == 0
     assert order(tmp_path) == [*names, 'mixup-seed0']
     assert record(tmp_path, 'mixup-seed0')['finished']
     assert (tmp_path / 'runs' / 'curves.png').stat().st_size > 1000
 
 
-def test_a_failed_run_stops_no_other_and_is_tried_again(benchmark, tmp_path, monkeypatch, capsys):
+def test_a_failed_run_does_not_stop_others_and_is_tried_again(study, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('FAILS', 'baseline-seed0')
     flags = ('--arms', 'baseline', 'splicemix', '--seeds', '1')
-    assert benchmark(*flags).startswith('Failed: baseline-seed0')
+    assert study(*flags).startswith('Failed: baseline-seed0')
     assert 'This went wrong.' in capsys.readouterr().out
     monkeypatch.delenv('FAILS')
-    assert benchmark(*flags) == 0
+    assert study(*flags) == 0
     assert order(tmp_path) == ['baseline-seed0', 'splicemix-seed0', 'baseline-seed0']
 
 
-def test_when_time_is_up_runs_are_asked_to_save_and_the_next_call_goes_on(benchmark, tmp_path, monkeypatch, capsys):
+def test_at_the_time_limit_runs_are_asked_to_save_and_the_next_call_resumes(study, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('HANGS', 'baseline-seed0')
     flags = ('--arms', 'baseline', 'splicemix', '--seeds', '1', '--jobs', '1')
-    assert benchmark(*flags, '--time-limit', '0.03') == 0
+    assert study(*flags, '--time-limit', '0.03') == 0
     text = capsys.readouterr().out
     assert 'Time limit reached' in text and 'stopped: baseline-seed0\nwaiting: splicemix-seed0' in text
     assert '- Baseline, seed 0: 1 of 2 epochs, mAP 80.00' in text and '| Baseline | 0 of 1 | 1 of 2 | - |' in text
     assert not record(tmp_path, 'baseline-seed0')['finished']
     monkeypatch.delenv('HANGS')
-    assert benchmark(*flags) == 0
+    assert study(*flags) == 0
     assert order(tmp_path) == ['baseline-seed0', 'baseline-seed0 resumed', 'splicemix-seed0']
     with open(tmp_path / 'runs' / 'baseline-seed0' / 'summary.csv', newline='') as file:
         assert [row['epoch'] for row in csv.DictReader(file)] == ['0', '1']
 
 
-def test_a_run_that_outlived_a_killed_benchmark_is_left_alone(benchmark, tmp_path, monkeypatch, capsys):
+def test_a_run_that_outlives_a_killed_study_is_left_alone(study, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('HANGS', 'baseline-seed0')
     script = (
         f'import sys; sys.path.insert(0, {str(REPOSITORY / "experiments" / "voc")!r}); import voc; '
@@ -184,14 +184,14 @@ def test_a_run_that_outlived_a_killed_benchmark_is_left_alone(benchmark, tmp_pat
     parent.kill()
     parent.wait()
     try:
-        assert benchmark('--arms', 'baseline', '--seeds', '1') == 0
+        assert study('--arms', 'baseline', '--seeds', '1') == 0
         assert 'elsewhere: baseline-seed0' in capsys.readouterr().out
         assert order(tmp_path) == ['baseline-seed0']
     finally:
         os.kill(child, signal.SIGTERM)
 
 
-def test_a_signal_asks_runs_to_save_and_the_table_is_printed_still(benchmark, tmp_path, monkeypatch, capsys):
+def test_a_signal_asks_runs_to_save_and_the_table_is_printed(study, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('HANGS', 'baseline-seed0')
     log = voc.Progress.log
 
@@ -201,16 +201,16 @@ def test_a_signal_asks_runs_to_save_and_the_table_is_printed_still(benchmark, tm
 
     monkeypatch.setattr(voc.Progress, 'log', log_and_interrupt)
     before = signal.getsignal(signal.SIGTERM)
-    assert benchmark('--arms', 'baseline', '--seeds', '1') == 0
+    assert study('--arms', 'baseline', '--seeds', '1') == 0
     assert signal.getsignal(signal.SIGTERM) == before
     text = capsys.readouterr().out
     assert 'Signal received, stopping 1 jobs.' in text
     assert 'stopped: baseline-seed0' in text and '### All labels' in text
 
 
-def test_a_folder_with_runs_of_another_recipe_is_refused(benchmark, tmp_path, capsys):
-    assert benchmark('--arms', 'baseline', '--seeds', '1') == 0
-    assert benchmark('--arms', 'splicemix', '--epochs', '3') == 2
+def test_a_folder_with_runs_of_another_recipe_is_an_error(study, tmp_path, capsys):
+    assert study('--arms', 'baseline', '--seeds', '1') == 0
+    assert study('--arms', 'splicemix', '--epochs', '3') == 2
     assert 'Expected runs of the same recipe' in capsys.readouterr().err
     assert order(tmp_path) == ['baseline-seed0']
 
@@ -224,13 +224,13 @@ def test_a_folder_with_runs_of_another_recipe_is_refused(benchmark, tmp_path, ca
     (('--subset', '5'), 'Expected --subset between 1 and 4'),
     (('--weights', 'nowhere.pth'), '--weights: file not found'),
 ])
-def test_bad_flags_are_one_line(benchmark, tmp_path, monkeypatch, capsys, flags, words):
-    assert benchmark('--cache', str(tmp_path / 'cache'), *flags) == 2
+def test_bad_flags_are_one_line(study, tmp_path, monkeypatch, capsys, flags, words):
+    assert study('--cache', str(tmp_path / 'cache'), *flags) == 2
     error = capsys.readouterr().err
     assert words in error and error.count('\n') == 1
 
 
-def test_an_archive_is_unpacked_once_outside_of_the_repository(tmp_path, monkeypatch):
+def test_an_archive_is_unpacked_once(tmp_path, monkeypatch):
     monkeypatch.delenv('TSM_VOC_TAR', raising=False)
     with raises_error('set --data-dir, or TSM_VOC_TAR to a tar archive'):
         voc.find_data(None, tmp_path / 'cache')
@@ -250,7 +250,7 @@ def test_an_archive_is_unpacked_once_outside_of_the_repository(tmp_path, monkeyp
     assert [path.name for path in (tmp_path / 'cache').iterdir()] == ['VOC2007-small']
 
 
-def test_a_subset_is_always_the_same_images_with_the_labels_that_they_have(tmp_path):
+def test_a_subset_has_always_the_same_images_with_their_labels(tmp_path):
     make_voc(tmp_path / 'data')
     folder = voc.make_subset(tmp_path / 'data', 2, tmp_path / 'cache')
     assert voc.make_subset(tmp_path / 'data', 2, tmp_path / 'cache') == folder
@@ -263,7 +263,7 @@ def test_a_subset_is_always_the_same_images_with_the_labels_that_they_have(tmp_p
     assert val.image_ids == whole.image_ids and torch.equal(val.targets, whole.targets)
 
 
-def test_progress_tells_epochs_that_were_not_scored(capsys):
+def test_progress_prints_epochs_without_metrics(capsys):
     progress = voc.Progress(total=4, done=0)
     progress.log('baseline-seed0', {'epoch': '0', 'eval_mAP': ''}, 2)
     progress.log('baseline-seed0', {'epoch': '1', 'eval_mAP': '81.5'}, 2)
@@ -272,25 +272,25 @@ def test_progress_tells_epochs_that_were_not_scored(capsys):
     assert second.startswith('baseline-seed0: epoch 2 of 2, mAP 81.50; 2 of 4 epochs in total')
 
 
-def test_kept_runs_are_finished_ones_and_what_is_not_kept_is_still_trained(benchmark, tmp_path, capsys):
+def test_kept_runs_count_as_finished_and_others_are_trained(study, tmp_path, capsys):
     flags = ('--records', str(tmp_path / 'records'), '--arms', 'baseline', 'splicemix', '--seeds', '1')
-    assert benchmark(*flags) == 0
+    assert study(*flags) == 0
     for name in ('baseline-seed0', 'splicemix-seed0'):
         folder = tmp_path / 'runs' / name / 'validate'
         folder.mkdir()
         (folder / 'results.json').write_text(json.dumps({'epoch': 1, 'metrics': {'mAP': 90.}, 'sizes': [], 'a': 1}))
         make_scores(1., 0).save(folder / 'scores.npz')
-    assert benchmark(*flags, '--keep') == 0 and benchmark(*flags, '--keep') == 0
+    assert study(*flags, '--keep') == 0 and study(*flags, '--keep') == 0
     assert 'nothing new' in capsys.readouterr().out
     (tmp_path / 'runs').rename(tmp_path / 'elsewhere')
-    assert benchmark(*flags, '--seeds', '2') == 0
+    assert study(*flags, '--seeds', '2') == 0
     assert order(tmp_path) == ['baseline-seed1', 'splicemix-seed1']
     assert '| Baseline | 2 of 2 | 2 of 2 | **90.50 ± 0.71** | 90.00, 91.00 |' in capsys.readouterr().out
-    assert benchmark(*flags, '--epochs', '3') == 2
+    assert study(*flags, '--epochs', '3') == 2
     assert 'Expected runs of the same recipe in' in capsys.readouterr().err
 
 
-def test_what_is_timed_is_what_is_trained(tmp_path, monkeypatch):
+def test_the_timed_task_is_the_trained_one(tmp_path, monkeypatch):
     make_voc(tmp_path / 'data')
     timed = []
     monkeypatch.setattr(voc_time, 'train_one_epoch', lambda task, *args, **kwargs: timed.append(task))
@@ -304,12 +304,12 @@ def test_what_is_timed_is_what_is_trained(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_training_of_arms_is_timed_in_turn_with_the_environment_of_runs(tmp_path, monkeypatch, capfd):
+def test_arms_are_timed_with_the_environment_of_runs(tmp_path, monkeypatch, capfd):
     monkeypatch.delenv('MALLOC_MMAP_MAX_', raising=False)
     make_voc(tmp_path / 'data')
     weights = tmp_path / 'weights.pth'
     torch.save(timm.create_model('test_efficientnet').state_dict(), weights)
-    with pytest.raises(SystemExit) as stop:  # with the code of another process
+    with pytest.raises(SystemExit) as stop:  # with the exit code of another process
         voc.main([
             '--data-dir', str(tmp_path / 'data'), '--records', str(tmp_path / 'records'), '--weights', str(weights),
             *FLAGS, '--size', '64', '--freeze', '--arms', 'baseline', 'splicemix-cl', 'batch-augment', '--time', '3'])
@@ -323,7 +323,7 @@ def test_training_of_arms_is_timed_in_turn_with_the_environment_of_runs(tmp_path
 
 
 @pytest.mark.slow
-def test_the_benchmark_trains_and_evaluates_with_the_commands_of_the_project(tmp_path, monkeypatch, capsys):
+def test_the_study_trains_and_evaluates_with_the_commands_of_the_project(tmp_path, monkeypatch, capsys):
     make_voc(tmp_path / 'data')
     weights = tmp_path / 'weights.pth'
     torch.save(timm.create_model('test_efficientnet').state_dict(), weights)
