@@ -208,7 +208,7 @@ def inputs_of_pool(model, features):
 
 
 def step(model, images, targets, feature_map=None):
-    """One step of SpliceMix, with consistency learning if there is a feature map; returns names of trained parameters."""
+    """One step of SpliceMix, with consistency learning if there is a feature map; returns the trained parameters."""
     plan = SpliceMix('2x2', ratio=0.25, drop_prob=0.).plan(len(images))
     record, = plan.records
     assert record.num_mixed == 1
