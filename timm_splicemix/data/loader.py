@@ -15,6 +15,7 @@ from .dataset import BadImageError
 from .sampler import EpochBatches, SampleKey, distributed_place
 from .seeding import mix_seeds, seeded
 from .transforms import TRANSFORM_OPTIONS, create_transform
+from .workers import ignore_signals, signals_blocked
 
 _logger = logging.getLogger(__name__)
 
@@ -77,7 +78,9 @@ class _Source:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         self.num_skipped = 0
         self.waiting.clear()
-        for batch in self.loader:
+        with signals_blocked():
+            batches = iter(self.loader)  # starts the workers
+        for batch in batches:
             self._check(batch)
             self.waiting.append(batch.indices)
             yield batch.images, batch.targets
@@ -264,6 +267,7 @@ def create_loader(
         'collate_fn': fast_collate,
         'pin_memory': pin_memory,
         'persistent_workers': persistent_workers and num_workers > 0,
+        'worker_init_fn': ignore_signals,
         'generator': torch.Generator(),  # keeps the DataLoader from drawing from the global one
     }
     if isinstance(dataset, torch.utils.data.IterableDataset):

@@ -1,5 +1,6 @@
 """ Stop a run at the next batch when it receives a signal """
 import signal
+import time
 from types import FrameType
 from typing import Optional
 
@@ -15,12 +16,13 @@ class StopRequest:
                 save()
 
     If one of several processes receives a signal, all of them stop at the same batch: they exchange a flag over the
-    CPU, without waiting for a GPU. A second signal ends a run of one process at once.
+    CPU, without waiting for a GPU. A second Ctrl-C ends a run of one process at once.
     """
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self, distributed: bool = False):
         self.received: Optional[signal.Signals] = None
+        self._time = 0.
         self._distributed = distributed
         self._group = torch.distributed.new_group(backend='gloo') if distributed else None
         self._previous: dict[signal.Signals, object] = {}
@@ -35,9 +37,12 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: Optional[FrameType]) -> None:
-        if self.received is not None and not self._distributed:  # torchrun itself sends a second signal
+        now = time.monotonic()
+        # `timeout` and torchrun send a signal twice, the second time at once.
+        if number == self.received == signal.SIGINT and now > self._time + 0.3 and not self._distributed:
             raise KeyboardInterrupt
-        self.received = signal.Signals(number)
+        if self.received is None:
+            self.received, self._time = signal.Signals(number), now
 
     def requested(self) -> bool:
         """Return True if any process received a signal; all processes must call this equally often."""
