@@ -2,12 +2,11 @@
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
 from .conftest import REPOSITORY
-from .runs import TINY, assert_same_weights, make_images, summary
+from .runs import assert_same_weights, make_images, summary, train_command
 
 TORCHRUN = ('-m', 'torch.distributed.run', '--nproc-per-node', '2', '--standalone')
 FLAGS = (
@@ -21,13 +20,12 @@ def data(tmp_path_factory):
 
 
 def start(data, output, *flags, processes=1):
+    python, *command = train_command(data, output, *FLAGS, *flags)
     launcher = TORCHRUN if processes > 1 else ()
-    command = [
-        sys.executable, *launcher, str(REPOSITORY / 'train.py'), *TINY, '--data-dir', str(data), '--output',
-        str(output), '--experiment', 'run', *FLAGS, *map(str, flags)]
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(REPOSITORY)}
     return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        [python, *launcher, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True)
 
 
 def finish(process):
@@ -88,6 +86,25 @@ def test_sigterm_to_the_process_group_saves_a_state_that_resumes_exactly(
     assert found == ['recovery-1-6.pth.tar'] if moment.startswith('Validate') else len(found) == 1, found
     finish(start(data, tmp_path, *flags, '--resume', folder, processes=processes))
     assert_equal_runs(folder, whole_runs(processes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('flags', [
+    ('--splicemix-cl', '--gp', 'max', '--epochs', '4'),
+    ('--no-ddp-bb', '--dist-bn', ''),
+    ('--recursivemix', '--splicemix-grids', ''),
+], ids=' '.join)
+def test_two_processes_resume_exactly_what_each_has_of_its_own(data, tmp_path, flags):
+    flags = (*flags, '-b', 4, '-j', 0)
+    finish(start(data, tmp_path / 'whole', *flags, processes=2))
+    process = start(data, tmp_path, *flags, processes=2)
+    read_until(process, 'Train 1')
+    os.kill(process.pid, signal.SIGTERM)  # torchrun forwards it
+    text = process.communicate(timeout=120)[0]
+    assert 'The state is saved' in text, text
+    assert len(list((tmp_path / 'run').glob('recovery-*.pth.tar'))) == 1
+    finish(start(data, tmp_path, *flags, '--resume', tmp_path / 'run', processes=2))
+    assert_equal_runs(tmp_path / 'run', tmp_path / 'whole' / 'run')
 
 
 def test_timeout_signals_twice_and_the_state_is_saved(data, tmp_path):

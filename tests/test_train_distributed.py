@@ -1,8 +1,5 @@
 """ Training and mixing in two processes """
 import json
-import os
-import signal
-import subprocess
 import sys
 
 import pytest
@@ -10,8 +7,7 @@ import torch
 
 import timm_splicemix as tsm
 
-from .conftest import REPOSITORY
-from .runs import assert_same_weights, summary, train, train_command, weights
+from .runs import summary, train, train_command, weights
 
 TORCHRUN = (sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--standalone')
 DRAW = '''
@@ -69,31 +65,3 @@ def test_two_processes_train_like_one_with_both_batches(data, run, tmp_path):
     # Only the primary process logs.
     assert done.stderr.count('Training test_resnet') == 1
     assert done.stderr.count('Epoch 1: EMA mAP') == 1
-
-
-@pytest.mark.slow
-def test_two_stopped_processes_resume_exactly(data, tmp_path):
-    flags = ('--splicemix-grids', '1x2,2x2', '--splicemix-cl', '--gp', 'max', '-b', '2', '--epochs', '4')
-    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(REPOSITORY)}
-
-    def run_to_end(output, *more):
-        done = subprocess.run(
-            two_processes(data, output, *flags, *more), env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return output / 'two'
-
-    whole = run_to_end(tmp_path / 'whole')
-    process = subprocess.Popen(
-        two_processes(data, tmp_path, *flags, '--log-interval', '1'), env=environment, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True)
-    for line in process.stdout:
-        if line.startswith('Train 1'):
-            break
-    process.send_signal(signal.SIGTERM)
-    text = process.communicate(timeout=120)[0]
-    assert process.returncode != 0
-    assert 'The state is saved' in text, text
-    assert len(list((tmp_path / 'two').glob('recovery-*.pth.tar'))) == 1
-    resumed = run_to_end(tmp_path, '--resume', tmp_path / 'two')
-    assert_same_weights(whole / 'last.pth.tar', resumed / 'last.pth.tar')
-    assert_same_summaries(whole, resumed, rel=1e-12)

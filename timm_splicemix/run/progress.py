@@ -33,9 +33,9 @@ class LossMeter:
         *sums, count = self._totals(distributed)
         return {name: value / max(count, 1) for name, value in zip(self.sums, sums)}
 
-    def state_dict(self, distributed: bool = False) -> dict[str, Any]:
-        """Return sums and count as numbers; with `distributed` over all processes, which must all call this."""
-        *sums, count = self._totals(distributed)
+    def state_dict(self) -> dict[str, Any]:
+        """Return sums and count of this process as numbers."""
+        *sums, count = self._totals(distributed=False)
         return {'sums': dict(zip(self.sums, sums)), 'count': round(count)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 import signal
 import time
 from types import FrameType
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -10,21 +10,23 @@ import torch
 class StopRequest:
     """ Catches SIGINT and SIGTERM, so that a run can save a checkpoint before it exits.
 
-        with StopRequest(distributed) as stop:
+        with StopRequest() as stop:
             ...
             if stop.requested():
                 save()
 
     If one of several processes receives a signal, all of them stop at the same batch: they exchange a flag over the
     CPU, without waiting for a GPU. A second Ctrl-C ends a run of one process at once.
+
+    Args:
+        group: Process group on the CPU, None for one process.
     """
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self, distributed: bool = False):
+    def __init__(self, group: Any = None):
         self.received: Optional[signal.Signals] = None
         self._time = 0.
-        self._distributed = distributed
-        self._group = torch.distributed.new_group(backend='gloo') if distributed else None
+        self._group = group
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> 'StopRequest':
@@ -39,7 +41,7 @@ class StopRequest:
     def _receive(self, number: int, frame: Optional[FrameType]) -> None:
         now = time.monotonic()
         # `timeout` and torchrun send a signal twice, the second time at once.
-        if number == self.received == signal.SIGINT and now > self._time + 0.3 and not self._distributed:
+        if number == self.received == signal.SIGINT and now > self._time + 0.3 and self._group is None:
             raise KeyboardInterrupt
         if self.received is None:
             self.received, self._time = signal.Signals(number), now
@@ -47,7 +49,7 @@ class StopRequest:
     def requested(self) -> bool:
         """Return True if any process received a signal; all processes must call this equally often."""
         received = self.received is not None
-        if not self._distributed:
+        if self._group is None:
             return received
         flag = torch.tensor(int(received))
         torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self._group)

@@ -26,6 +26,7 @@ from .machine import broadcast_flag, set_seed
 from .model import set_training
 from .optimizer import create_scheduler, load_optimizer, load_scheduler_state, resume_scheduler, scheduler_state
 from .progress import FiniteCheck, LossMeter
+from .ranks import gather_states, get_buffers, load_buffers
 from .signals import StopRequest
 from .tracking import Tracker, find_output_folder, write_settings
 
@@ -71,6 +72,7 @@ class Trainer(Hooks):
         self.epoch = self.start_epoch = args.start_epoch or 0
         self.start_batch = 0
         self.losses = LossMeter(step.device)
+        self.group = torch.distributed.new_group(backend='gloo') if args.distributed else None
         # Only the primary process writes.
         self.folder: Optional[Path] = None
         self.saver: Optional[RunSaver] = None
@@ -92,16 +94,18 @@ class Trainer(Hooks):
             environment: Versions and machine, to save.
             checkpoint: Path and content of the checkpoint to resume.
         """
-        if checkpoint is not None:
-            self._resume(*checkpoint)
+        own_state = {} if checkpoint is None else self._resume(*checkpoint)
         num_updates = math.ceil(self.start_batch / self.args.grad_accum_steps)
         resume_scheduler(self.scheduler, self.start_epoch, self.start_epoch * self.updates_per_epoch + num_updates)
         wrap_task(self.task, self.args, self.step.device)
+        load_buffers(self.task, own_state)
         if self.step.is_primary:
             self._open_folder(settings, environment, checkpoint)
 
-    def _resume(self, path: Path, state: dict[str, Any]) -> None:
+    def _resume(self, path: Path, state: dict[str, Any]) -> dict[str, Any]:
+        """Load a checkpoint; returns the state of this process (see `ranks`)."""
         args = self.args
+        own_state = {}
         check_same_model(state, self.info, path)
         load_weights(self.task.get_eval_model(), state['state_dict'], path)
         if args.model_ema:
@@ -119,14 +123,23 @@ class Trainer(Hooks):
             self.start_epoch = state.get('epoch', -1) + (state.get('version', 2) > 1)
             self.start_batch = ours.get('next_batch', 0)
             self._check_same_batches(progress, path)
-            losses = progress.get('averages')
-            if losses is not None and self.step.is_primary:  # the sums are those of all processes
-                self.losses.load_state_dict(losses)
-            elif losses is not None:
-                self.losses.load_state_dict({'sums': dict.fromkeys(losses['sums'], 0.), 'count': 0})
-            if self.mixer is not None and progress.get('mixer'):
-                self.mixer.load_state_dict(progress['mixer'])
+            own_state = self._own_state(progress)
+            if own_state.get('losses'):
+                self.losses.load_state_dict(own_state['losses'])
+            if self.mixer is not None and own_state.get('mixer'):
+                self.mixer.load_state_dict(own_state['mixer'])
         _logger.info(f'Resuming {path} at epoch {self.start_epoch}, batch {self.start_batch}.')
+        return own_state
+
+    def _own_state(self, progress: dict[str, Any]) -> dict[str, Any]:
+        states = progress.get('ranks')
+        if states is not None:  # after an error there may be the state of the primary process only
+            is_same = self.start_batch or len(states) == self.args.world_size
+            return states[self.args.rank] if is_same and self.args.rank < len(states) else {}
+        losses = progress.get('averages')  # version 0.1.0 saved the sums of all processes
+        if losses is not None and self.args.rank:
+            losses = {'sums': dict.fromkeys(losses['sums'], 0.), 'count': 0}
+        return {'losses': losses, 'mixer': progress.get('mixer')}
 
     def _check_same_batches(self, progress: dict[str, Any], path: Path) -> None:
         for name, value in (('num_batches', self.num_batches), ('world_size', self.args.world_size)):
@@ -167,7 +180,7 @@ class Trainer(Hooks):
         _logger.info(
             f'Training {args.model} on {len(self.train_loader.dataset):,} images for {self.num_epochs} epochs of '
             f'{self.num_batches} batches, learning rate {args.lr:.4g}.')
-        with StopRequest(args.distributed) as self.stop:
+        with StopRequest(self.group) as self.stop:
             try:
                 for epoch in range(self.start_epoch, self.num_epochs):
                     if self._should_stop_early(epoch - 1):
@@ -197,12 +210,13 @@ class Trainer(Hooks):
         self.start_batch, self.losses = 0, LossMeter(self.step.device)
         if self.scheduler is not None:
             self.scheduler.step(epoch + 1, metric)
+        states = gather_states(get_buffers(self.task), self.group)  # they differ with --dist-bn ''
         if not self.step.is_primary:
             return
         self.tracker.add(epoch, train_metrics, eval_metrics, lr)
         if self._can_draw:
             self._can_draw = draw_curves(self.tracker.rows, self.folder / 'curves.png')
-        self.saver.progress = {'scheduler': scheduler_state(self.scheduler)}
+        self.saver.progress = {'scheduler': scheduler_state(self.scheduler), 'ranks': states}
         best, best_epoch = self.saver.save_checkpoint(epoch, metric)
         if metric is not None:
             _logger.info(
@@ -219,7 +233,8 @@ class Trainer(Hooks):
         metrics = train_one_epoch(
             self.task, self.train_loader, self.optimizer, self.step,
             Epoch(self.epoch, self.num_batches, self.start_batch, self.losses), self.scheduler, hooks=self)
-        for ema in (False, True):
+        # A checkpoint at the last batch was saved after the statistics were distributed.
+        for ema in (False, True) if self.start_batch < self.num_batches else ():
             model = self.task.get_eval_model(ema=ema)
             if args.distributed and args.dist_bn and model is not None and not (ema and args.model_ema_force_cpu):
                 distribute_bn(model, args.world_size, args.dist_bn == 'reduce')
@@ -263,9 +278,11 @@ class Trainer(Hooks):
             self.folder / f'train-batch-{self.epoch}-{batch}.jpg')
 
     def after_update(self, num_done: int, losses: LossMeter, finite: FiniteCheck) -> None:
+        if num_done == self.num_batches:  # the first batch of the evaluation saves it, or the end of the epoch
+            return
         interval = self.args.recovery_interval
         stops = self.stop.requested()
-        is_due = interval and num_done < self.num_batches and num_done % interval < self.args.grad_accum_steps
+        is_due = interval and num_done % interval < self.args.grad_accum_steps
         if stops or is_due:
             finite.check()
             self._save_recovery(num_done)
@@ -281,11 +298,12 @@ class Trainer(Hooks):
             raise StopTraining
 
     def _save_recovery(self, num_done: int) -> None:
-        losses = self.losses.state_dict(self.args.distributed)
+        mixer = {} if self.mixer is None else self.mixer.state_dict()
+        state = {'losses': self.losses.state_dict(), 'mixer': mixer, **get_buffers(self.task)}
+        states = gather_states(state, self.group)
         if self.step.is_primary:
             self.saver.progress = {
-                'scheduler': scheduler_state(self.scheduler), 'averages': losses,
-                'mixer': {} if self.mixer is None else self.mixer.state_dict(), 'num_batches': self.num_batches,
+                'scheduler': scheduler_state(self.scheduler), 'ranks': states, 'num_batches': self.num_batches,
                 'world_size': self.args.world_size}
             self.saver.save_recovery(self.epoch, num_done)
 
