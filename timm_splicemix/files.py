@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -26,18 +27,25 @@ def atomic_write(path: PathLike) -> Iterator[Path]:
     path, temporary = Path(path), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.stem[:80]}.', suffix=path.suffix)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.stem[:80]}.', suffix=f'.tmp{path.suffix}')
         os.close(handle)
         temporary = Path(name)
         yield temporary
         temporary.chmod(0o666 & ~_umask())
         os.replace(temporary, path)
     except (OSError, UnicodeEncodeError) as error:
-        raise UsageError(f'Cannot write {path}: {_reason(path, error)}.') from error
+        raise UsageError(f'Cannot write {path}: {os_error_reason(path, error)}.') from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def remove_temporary_files(folder: Path) -> None:
+    """Remove what `atomic_write` left in a folder when its process was killed. Nobody else may write there."""
+    for file in folder.glob('.*.tmp*'):
+        if re.fullmatch(r'\..+\.\w{8}\.tmp(\.\w+)?', file.name):
+            file.unlink(missing_ok=True)
 
 
 def _umask() -> int:
@@ -46,7 +54,8 @@ def _umask() -> int:
     return mask
 
 
-def _reason(path: Path, error: Exception) -> str:
+def os_error_reason(path: Path, error: Exception) -> str:
+    """Say in a few words why a path cannot be read or written."""
     if isinstance(error, (FileExistsError, NotADirectoryError)):
         return f'{next(parent for parent in path.parents if parent.exists())} is not a folder'
     return str(getattr(error, 'strerror', None) or error or type(error).__name__).rstrip('.')
@@ -94,7 +103,7 @@ def read_bytes(path: PathLike) -> bytes:
         with open_regular(path) as file:
             return file.read()
     except OSError as error:
-        raise UsageError(f'Cannot read {path}: {_reason(Path(path), error)}.') from error
+        raise UsageError(f'Cannot read {path}: {os_error_reason(Path(path), error)}.') from error
 
 
 def read_text(path: PathLike) -> str:

@@ -1,5 +1,6 @@
 """ Output folder of a run, and the metrics of each epoch: summary.csv, TensorBoard, Weights & Biases """
 import argparse
+import logging
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Optional, Sequence
@@ -8,18 +9,23 @@ import yaml
 
 from ..args import dump_args
 from ..errors import UsageError
-from ..files import free_folder, read_csv, write_csv, write_text
+from ..files import free_folder, read_csv, remove_temporary_files, write_csv, write_text
 from .checkpoint import has_checkpoints
+from .lock import FolderInUse, FolderLock
+
+_logger = logging.getLogger(__name__)
 
 
-def find_output_folder(
+def open_output_folder(
         output: str,
         experiment: str,
         model_name: str,
         image_size: int,
         checkpoint: Optional[Path] = None,
-) -> Path:
-    """ Return the folder of a run. A new run never gets a folder that has checkpoints of another run.
+) -> tuple[Path, FolderLock]:
+    """ Lock the folder of a run and remove temporary files that a killed run left there.
+
+    A new run never gets a folder that another run uses, or that has checkpoints of another run.
 
     Args:
         output: Parent folder; '' for output/train.
@@ -28,14 +34,31 @@ def find_output_folder(
         image_size: Width of the images.
         checkpoint: Checkpoint to resume, whose folder is used unless `output` or `experiment` is given.
     """
-    if checkpoint is not None and not output and not experiment:
-        return checkpoint.parent
     model_name = model_name.replace('/', '_').replace(':', '_')
     name = experiment or f'{datetime.now():%Y%m%d-%H%M%S}-{model_name}-{image_size}'
+    folder = Path(output or 'output/train') / name
+    if checkpoint is not None and not output and not experiment:
+        folder = checkpoint.parent
     resumed = None if checkpoint is None else checkpoint.parent.resolve()
-    return free_folder(
-        Path(output or 'output/train') / name,
-        lambda folder: has_checkpoints(folder) and folder.resolve() != resumed)
+    lock = None
+
+    def is_taken(folder: Path) -> bool:
+        nonlocal lock
+        is_resumed = folder.resolve() == resumed
+        if not is_resumed and has_checkpoints(folder):
+            return True
+        try:
+            lock = FolderLock(folder)
+        except FolderInUse as error:
+            if is_resumed:
+                raise
+            _logger.warning(str(error).partition('. ')[0])
+            return True
+        return False
+
+    folder = free_folder(folder, is_taken)
+    remove_temporary_files(folder)
+    return folder, lock
 
 
 def write_settings(

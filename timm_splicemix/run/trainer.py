@@ -22,13 +22,14 @@ from .checkpoint import RunSaver, check_same_model
 from .engine import Epoch, Hooks, Step, StopTraining, evaluate, loader_length, train_one_epoch
 from .factory import create_meter, wrap_task
 from .load import CheckpointInfo, load_weights
+from .lock import FolderLock
 from .machine import broadcast_flag, set_seed
 from .model import set_training
 from .optimizer import create_scheduler, load_optimizer, load_scheduler_state, resume_scheduler, scheduler_state
 from .progress import FiniteCheck, LossMeter
 from .ranks import gather_states, get_buffers, load_buffers
 from .signals import StopRequest
-from .tracking import Tracker, find_output_folder, write_settings
+from .tracking import Tracker, open_output_folder, write_settings
 
 _logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Trainer(Hooks):
         self.group = torch.distributed.new_group(backend='gloo') if args.distributed else None
         # Only the primary process writes.
         self.folder: Optional[Path] = None
+        self.lock: Optional[FolderLock] = None
         self.saver: Optional[RunSaver] = None
         self.tracker: Optional[Tracker] = None
         self._can_draw = True
@@ -100,7 +102,14 @@ class Trainer(Hooks):
         wrap_task(self.task, self.args, self.step.device)
         load_buffers(self.task, own_state)
         if self.step.is_primary:
-            self._open_folder(settings, environment, checkpoint)
+            self.folder, self.lock = open_output_folder(
+                self.args.output, self.args.experiment, self.args.model, self.data_config['input_size'][-1],
+                checkpoint and checkpoint[0])
+            try:
+                self._open_files(settings, environment, *checkpoint or (None, None))
+            except BaseException:
+                self.lock.release()
+                raise
 
     def _resume(self, path: Path, state: dict[str, Any]) -> dict[str, Any]:
         """Load a checkpoint; returns the state of this process (see `ranks`)."""
@@ -149,16 +158,14 @@ class Trainer(Hooks):
                     f'but this run has {value}. Keep --batch-size and the number of processes, or resume '
                     'last.pth.tar.')
 
-    def _open_folder(
+    def _open_files(
             self,
             settings: dict[str, Any],
             environment: dict[str, Any],
-            checkpoint: Optional[tuple[Path, dict[str, Any]]],
+            path: Optional[Path],
+            state: Optional[dict[str, Any]],
     ) -> None:
         args = self.args
-        path, state = checkpoint or (None, None)
-        self.folder = find_output_folder(
-            args.output, args.experiment, args.model, self.data_config['input_size'][-1], path)
         write_settings(self.folder, settings, environment, self.class_names)
         self.saver = RunSaver(
             self.task, self.optimizer, self.folder, self.info, settings, self.step.scaler,
@@ -180,18 +187,25 @@ class Trainer(Hooks):
         _logger.info(
             f'Training {args.model} on {len(self.train_loader.dataset):,} images for {self.num_epochs} epochs of '
             f'{self.num_batches} batches, learning rate {args.lr:.4g}.')
-        with StopRequest(self.group) as self.stop:
-            try:
-                for epoch in range(self.start_epoch, self.num_epochs):
-                    if self._should_stop_early(epoch - 1):
-                        _logger.info(f'Stopping early: no better {args.eval_metric} for {args.patience} epochs.')
-                        break
-                    self._run_epoch(epoch)
-            except StopTraining:
-                self._exit()
-        if self.step.is_primary:
-            self.tracker.close()
-            self._log_results()
+        try:
+            with StopRequest(self.group) as self.stop:
+                self._run_epochs()
+            if self.step.is_primary:
+                self.tracker.close()
+                self._log_results()
+        finally:
+            if self.lock is not None:
+                self.lock.release()
+
+    def _run_epochs(self) -> None:
+        try:
+            for epoch in range(self.start_epoch, self.num_epochs):
+                if self._should_stop_early(epoch - 1):
+                    _logger.info(f'Stopping early: no better {self.args.eval_metric} for {self.args.patience} epochs.')
+                    break
+                self._run_epoch(epoch)
+        except StopTraining:
+            self._exit()
 
     def _should_stop_early(self, epoch: int) -> bool:
         best = self.saver.best_epoch if self.step.is_primary else None
