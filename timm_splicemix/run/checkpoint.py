@@ -1,4 +1,5 @@
 """ Save the checkpoints of a run, and find the one to resume """
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from ..errors import UsageError
 from ..files import atomic_write
 from .load import BEST, KEY, LAST, CheckpointInfo, read_checkpoint
 
+_logger = logging.getLogger(__name__)
 _RECOVERY = 'recovery-*.pth.tar'
 
 
@@ -96,6 +98,7 @@ class RunSaver:
         self.best_epoch: Optional[int] = None
         self.checkpoint_files: list[tuple[str, float]] = []  # names with their metrics, the best one first
         self.progress: dict[str, Any] = {}  # state of the training loop
+        self.recovery: Optional[tuple[int, int, Path]] = None  # epoch, batch and file that no finite loss followed yet
 
     def restore(self, state: dict[str, Any], path: Path) -> None:
         """ Continue the history of the run that saved a checkpoint to this folder.
@@ -151,16 +154,46 @@ class RunSaver:
                 (self.folder / file).unlink(missing_ok=True)
         for file in self.folder.glob(_RECOVERY):
             file.unlink()
+        self.recovery = None
         return self.best_metric, self.best_epoch
 
     def save_recovery(self, epoch: int, num_done: int = 0) -> Path:
-        """Save the middle of an epoch, of which `num_done` batches are done, in place of earlier recovery files."""
+        """ Save the middle of an epoch.
+
+        Args:
+            epoch: Number of the epoch.
+            num_done: Number of its batches that are done.
+        """
         path = self.folder / f'recovery-{epoch}-{num_done}.pth.tar'
         self._save(path, epoch - 1, next_batch=num_done)
-        for file in self.folder.glob(_RECOVERY):
-            if file != path:
-                file.unlink()
+        self.recovery = epoch, num_done, path
         return path
+
+    def confirm_recovery(self, epoch: int, num_finite: int) -> None:
+        """ Remove older recovery checkpoints once a loss after the last one was finite.
+
+        Args:
+            epoch: Number of the epoch.
+            num_finite: Number of its batches whose losses are known to be finite.
+        """
+        if self.recovery is None or (epoch, num_finite) <= self.recovery[:2]:
+            return
+        for file in self.folder.glob(_RECOVERY):
+            if file != self.recovery[2]:
+                file.unlink()
+        self.recovery = None
+
+    def remove_poisoned_recovery(self, epoch: int, batch: int) -> None:
+        """ Remove the last recovery checkpoint if the first loss after it was not finite: its weights may be ruined.
+
+        Args:
+            epoch: Number of the epoch.
+            batch: First batch with a non-finite loss.
+        """
+        if self.recovery is not None and self.recovery[:2] == (epoch, batch):
+            _logger.warning(f'Removing {self.recovery[2]}, because the next loss was not finite.')
+            self.recovery[2].unlink(missing_ok=True)
+            self.recovery = None
 
     def _save(self, path: Path, epoch: int, metric: Optional[float] = None, next_batch: int = 0) -> None:
         state = {

@@ -82,14 +82,30 @@ def create_scheduler(
     return scheduler, num_epochs
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], path: Path) -> None:
-    """Load the optimizer state of the checkpoint at `path`."""
+def load_optimizer(
+        optimizer: torch.optim.Optimizer,
+        state: dict[str, Any],
+        path: Path,
+        keep_lr: bool = False,
+) -> None:
+    """ Load the optimizer state of a checkpoint.
+
+    Args:
+        optimizer: The optimizer.
+        state: Its state in the checkpoint.
+        path: Path of the checkpoint.
+        keep_lr: Keep the current learning rates, which no scheduler will set.
+    """
+    rates = [group['lr'] for group in optimizer.param_groups]
     try:
         optimizer.load_state_dict(state)
     except (KeyError, ValueError) as error:
         raise UsageError(
             f'The optimizer state in {path} is of another optimizer ({error}). Use --no-resume-opt to resume without '
             'it.') from error
+    if keep_lr:
+        for group, rate in zip(optimizer.param_groups, rates):
+            group['lr'] = rate
 
 
 def scheduler_state(scheduler: Optional[Scheduler]) -> dict[str, Any]:

@@ -26,12 +26,17 @@ class LossMeter:
         for name, value in values.items():
             if name not in self.sums:
                 self.sums[name] = torch.zeros((), dtype=self.dtype, device=self.device)
-            self.sums[name] += value.detach().to(self.dtype) * count
+            self.sums[name] = self.sums[name] + value.detach().to(self.dtype) * count
 
     def compute(self, distributed: bool = False) -> dict[str, float]:
         """Return the means; with `distributed` over all processes, which must all call this."""
         *sums, count = self._totals(distributed)
         return {name: value / max(count, 1) for name, value in zip(self.sums, sums)}
+
+    def copy(self) -> 'LossMeter':
+        other = LossMeter(self.device)
+        other.sums, other.count = dict(self.sums), self.count
+        return other
 
     def state_dict(self) -> dict[str, Any]:
         """Return sums and count of this process as numbers."""
@@ -51,12 +56,26 @@ class LossMeter:
         return values.tolist()
 
 
+class NonFiniteLoss(UsageError):
+    """ A loss was not finite.
+
+    Args:
+        message: The message.
+        batch: Index of the first such batch in its epoch.
+    """
+
+    def __init__(self, message: str, batch: int):
+        super().__init__(message)
+        self.batch = batch
+
+
 class FiniteCheck:
     """Finds the first batch with a non-finite loss. On a GPU the result is only read in `check()`, which waits."""
 
     def __init__(self, device: torch.device):
         self.device = device
         self.first_bad = torch.full((), -1, dtype=torch.int64, device=device)
+        self.num_finite = 0  # the losses of the batches before this one are known to be finite
         self.unchecked: list[tuple[int, list[str]]] = []  # batches since the last check, with their files
 
     def add(self, batch: int, loss: torch.Tensor, filenames: list[str]) -> None:
@@ -70,12 +89,14 @@ class FiniteCheck:
         """Raise an error if a loss was not finite."""
         batch = int(self.first_bad)
         filenames = dict(self.unchecked).get(batch)
+        if batch < 0 and self.unchecked:
+            self.num_finite = self.unchecked[-1][0] + 1
         self.unchecked.clear()
         if batch >= 0:
             files = f' (files: {", ".join(filenames)})' if filenames else ''
-            raise UsageError(
+            raise NonFiniteLoss(
                 f'Non-finite loss at batch {batch}{files}. Lower --lr, lengthen --warmup-epochs, set --clip-grad, use '
-                '--amp-dtype bfloat16, or check these images. Saved checkpoints are from before this batch.')
+                '--amp-dtype bfloat16, or check these images. Saved checkpoints are from before this batch.', batch)
 
 
 class Progress:

@@ -28,6 +28,7 @@ from .model import set_training
 from .optimizer import create_scheduler, load_optimizer, load_scheduler_state, resume_scheduler, scheduler_state
 from .progress import FiniteCheck, LossMeter
 from .ranks import gather_states, get_buffers, load_buffers
+from .recovery import Recovery
 from .signals import StopRequest
 from .tracking import Tracker, open_output_folder, write_settings
 
@@ -74,6 +75,7 @@ class Trainer(Hooks):
         self.start_batch = 0
         self.losses = LossMeter(step.device)
         self.group = torch.distributed.new_group(backend='gloo') if args.distributed else None
+        self.recovery = Recovery(task, self.group, self._progress)
         # Only the primary process writes.
         self.folder: Optional[Path] = None
         self.lock: Optional[FolderLock] = None
@@ -122,7 +124,7 @@ class Trainer(Hooks):
         ours = state.get('timm_splicemix', {})
         progress = ours.get('progress', {})
         if not args.no_resume_opt and 'optimizer' in state:
-            load_optimizer(self.optimizer, state['optimizer'], path)
+            load_optimizer(self.optimizer, state['optimizer'], path, keep_lr=self.scheduler is None)
             scaler = self.step.scaler
             if scaler is not None and scaler.state_dict_key in state:
                 scaler.load_state_dict(state[scaler.state_dict_key])
@@ -170,8 +172,12 @@ class Trainer(Hooks):
         self.saver = RunSaver(
             self.task, self.optimizer, self.folder, self.info, settings, self.step.scaler,
             decreasing='loss' in args.eval_metric, max_history=args.checkpoint_hist)
-        if state is not None and self.start_epoch and path.parent.resolve() == self.folder.resolve():
-            self.saver.restore(state, path)
+        self.recovery.saver = self.saver
+        if state is not None and path.parent.resolve() == self.folder.resolve():
+            if self.start_epoch:
+                self.saver.restore(state, path)
+            if self.start_batch:
+                self.saver.recovery = self.start_epoch, self.start_batch, path
         wandb = None
         if args.log_wandb:
             resume = {'id': args.wandb_resume_id, 'resume': 'must'} if args.wandb_resume_id else {}
@@ -206,6 +212,12 @@ class Trainer(Hooks):
                 self._run_epoch(epoch)
         except StopTraining:
             self._exit()
+        except Exception as error:
+            if self.recovery.save_after_error(error):
+                _logger.warning(
+                    f'The state after batch {self.recovery.num_done} of epoch {self.epoch} is saved; resume with: '
+                    f'train.py --resume {self.folder}')
+            raise
 
     def _should_stop_early(self, epoch: int) -> bool:
         best = self.saver.best_epoch if self.step.is_primary else None
@@ -215,12 +227,14 @@ class Trainer(Hooks):
     def _run_epoch(self, epoch: int) -> None:
         args = self.args
         self.epoch = epoch
+        self.recovery.begin_epoch(epoch, self.start_batch, self.losses)
         train_metrics = self._train_epoch()
         lr = max(group['lr'] for group in self.optimizer.param_groups)
         metric, eval_metrics = None, {}
         if (epoch + 1) % args.val_interval == 0 or epoch + 1 == self.num_epochs:
             eval_metrics = self._evaluate()
             metric = eval_metrics[f'ema_{args.eval_metric}' if self._evaluates_ema else args.eval_metric]
+        self.recovery.end_epoch()
         self.start_batch, self.losses = 0, LossMeter(self.step.device)
         if self.scheduler is not None:
             self.scheduler.step(epoch + 1, metric)
@@ -228,10 +242,10 @@ class Trainer(Hooks):
         if not self.step.is_primary:
             return
         self.tracker.add(epoch, train_metrics, eval_metrics, lr)
-        if self._can_draw:
-            self._can_draw = draw_curves(self.tracker.rows, self.folder / 'curves.png')
         self.saver.progress = {'scheduler': scheduler_state(self.scheduler), 'ranks': states}
         best, best_epoch = self.saver.save_checkpoint(epoch, metric)
+        if self._can_draw:
+            self._can_draw = draw_curves(self.tracker.rows, self.folder / 'curves.png')
         if metric is not None:
             _logger.info(
                 f'Epoch {epoch}: {"EMA " * self._evaluates_ema}{args.eval_metric} {metric:.3f}, best {best:.3f} '
@@ -247,11 +261,12 @@ class Trainer(Hooks):
         metrics = train_one_epoch(
             self.task, self.train_loader, self.optimizer, self.step,
             Epoch(self.epoch, self.num_batches, self.start_batch, self.losses), self.scheduler, hooks=self)
-        # A checkpoint at the last batch was saved after the statistics were distributed.
-        for ema in (False, True) if self.start_batch < self.num_batches else ():
-            model = self.task.get_eval_model(ema=ema)
-            if args.distributed and args.dist_bn and model is not None and not (ema and args.model_ema_force_cpu):
-                distribute_bn(model, args.world_size, args.dist_bn == 'reduce')
+        if self.start_batch < self.num_batches:  # otherwise the checkpoint was saved after this
+            for ema in (False, True):
+                model = self.task.get_eval_model(ema=ema)
+                if args.distributed and args.dist_bn and model is not None and not (ema and args.model_ema_force_cpu):
+                    distribute_bn(model, args.world_size, args.dist_bn == 'reduce')
+            self.recovery.record(self.num_batches, self.losses)
         return metrics
 
     def _evaluate(self) -> dict[str, float]:
@@ -292,14 +307,13 @@ class Trainer(Hooks):
             self.folder / f'train-batch-{self.epoch}-{batch}.jpg')
 
     def after_update(self, num_done: int, losses: LossMeter, finite: FiniteCheck) -> None:
+        self.recovery.record(num_done, losses, finite)
         if num_done == self.num_batches:  # the first batch of the evaluation saves it, or the end of the epoch
             return
         interval = self.args.recovery_interval
         stops = self.stop.requested()
-        is_due = interval and num_done % interval < self.args.grad_accum_steps
-        if stops or is_due:
-            finite.check()
-            self._save_recovery(num_done)
+        if stops or (interval and num_done % interval < self.args.grad_accum_steps):
+            self.recovery.save()
         if stops:
             raise StopTraining
 
@@ -308,18 +322,13 @@ class Trainer(Hooks):
         batch_size = self.args.validation_batch_size or self.args.batch_size
         common = len(self.val_loader.dataset) // self.args.world_size // batch_size
         if num_done <= common and self.stop.requested():
-            self._save_recovery(self.num_batches)
+            self.recovery.save()
             raise StopTraining
 
-    def _save_recovery(self, num_done: int) -> None:
-        mixer = {} if self.mixer is None else self.mixer.state_dict()
-        state = {'losses': self.losses.state_dict(), 'mixer': mixer, **get_buffers(self.task)}
-        states = gather_states(state, self.group)
-        if self.step.is_primary:
-            self.saver.progress = {
-                'scheduler': scheduler_state(self.scheduler), 'ranks': states, 'num_batches': self.num_batches,
-                'world_size': self.args.world_size}
-            self.saver.save_recovery(self.epoch, num_done)
+    def _progress(self) -> dict[str, Any]:
+        return {
+            'scheduler': scheduler_state(self.scheduler), 'num_batches': self.num_batches,
+            'world_size': self.args.world_size}
 
     # End
 
