@@ -1,14 +1,17 @@
 import io
 import struct
+import zlib
 
 import numpy as np
 import pytest
 import torch
 from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
-from torchvision.transforms.functional import pil_to_tensor
+from torchvision.transforms.functional import pil_to_tensor, to_tensor
 
+from timm_splicemix.data import create_dataset
 from timm_splicemix.data.decode import DECODERS, decode_image
+from timm_splicemix.run import predictor
 
 from .helpers import raises_error
 
@@ -74,7 +77,6 @@ FILES = {
     'png with alpha': lambda: encode(with_alpha(picture()), 'PNG'),
     'png gray with alpha': lambda: encode(with_alpha(picture()).convert('LA'), 'PNG'),
     'png of 1 bit': lambda: encode(picture().convert('1'), 'PNG'),
-    'png of 16 bits': lambda: encode(Image.fromarray(np.array(picture().convert('L'), dtype=np.uint16) * 257), 'PNG'),
     'png of 1 pixel': lambda: encode(picture(1, 1), 'PNG'),
     'gif': lambda: encode(picture(), 'GIF'),
     'bmp': lambda: encode(picture(), 'BMP'),
@@ -89,6 +91,78 @@ def test_both_decoders_give_the_pixels_that_pil_reads(name):
     expected = np.array(Image.open(io.BytesIO(data)).convert('RGB'))
     for pixels in decode_both(data):
         np.testing.assert_array_equal(pixels.permute(1, 2, 0), expected)
+
+
+def png_of_16_bits(values):
+    """PNG of uint16 (H, W), or (H, W, C), which PIL does not write."""
+    def chunk(name, data):
+        return struct.pack('>I', len(data)) + name + data + struct.pack('>I', zlib.crc32(name + data))
+
+    height, width = values.shape[:2]
+    color_type = {1: 0, 2: 4, 3: 2, 4: 6}[values[0, 0].size]
+    rows = b''.join(b'\0' + row.astype('>u2').tobytes() for row in values)
+    header = struct.pack('>IIBBBBB', width, height, 16, color_type, 0, 0, 0)
+    return b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', header) + chunk(b'IDAT', zlib.compress(rows)) + chunk(b'IEND', b'')
+
+
+def gray_of_16_bits(mode, values):
+    return Image.frombytes(mode, values.shape[::-1], values.astype('>u2' if mode == 'I;16B' else '<u2').tobytes())
+
+
+FILES_16_BITS = {
+    'png': png_of_16_bits,
+    'png by PIL': lambda values: encode(gray_of_16_bits('I;16', values), 'PNG'),
+    'png rgb': lambda values: png_of_16_bits(np.stack([values] * 3, -1)),
+    'png gray with alpha': lambda values: png_of_16_bits(np.stack([values] * 2, -1)),
+    'png with alpha': lambda values: png_of_16_bits(np.stack([values] * 4, -1)),
+    'tiff I;16': lambda values: encode(gray_of_16_bits('I;16', values), 'TIFF'),
+    'tiff I;16 compressed': lambda values: encode(gray_of_16_bits('I;16', values), 'TIFF', compression='tiff_lzw'),
+    'tiff I;16B': lambda values: encode(gray_of_16_bits('I;16B', values), 'TIFF'),
+    'pgm': lambda values: b'P5 %d %d 65535\n' % values.shape[::-1] + values.astype('>u2').tobytes(),
+}
+
+
+@pytest.mark.parametrize('largest', [65535, 4095, 300])
+@pytest.mark.parametrize('name', FILES_16_BITS)
+def test_16_bit_values_are_divided_by_256_whatever_the_range_of_the_image(name, largest):
+    values = np.linspace(0, largest, 46 * 61).astype(np.uint16).reshape(46, 61)
+    data = FILES_16_BITS[name](values)
+    for mode in ('RGB', 'L'):
+        for pixels in decode_both(data, mode=mode):
+            np.testing.assert_array_equal(pixels, np.stack([values // 256] * len(pixels)))
+
+
+def test_16_bit_images_are_rotated_too():
+    values = np.linspace(0, 65535, 46 * 61).astype(np.uint16).reshape(46, 61)
+    for mode in ('I;16', 'I;16B'):
+        data = encode(gray_of_16_bits(mode, values), 'PNG', exif=exif_orientation(6))
+        for pixels in decode_both(data):
+            np.testing.assert_array_equal(pixels[0], np.rot90(values // 256, -1))
+
+
+def test_16_bit_values_stay_where_the_mode_holds_them():
+    values = np.linspace(0, 65535, 46 * 61).astype(np.uint16).reshape(46, 61)
+    data = png_of_16_bits(values)
+    np.testing.assert_array_equal(decode_image(data, mode='F'), values)
+    np.testing.assert_array_equal(decode_image(data, mode=None), values)
+
+
+def test_16_bit_files_are_the_same_in_training_and_in_prediction(tmp_path):
+    values = np.linspace(0, 65535, 46 * 61).astype(np.uint16).reshape(46, 61)
+    names = ('png', 'tiff I;16', 'tiff I;16B')
+    files = [tmp_path / f'{index}.{name[:3]}' for index, name in enumerate(names)]
+    for file, name in zip(files, names):
+        file.write_bytes(FILES_16_BITS[name](values))
+    (tmp_path / 'train.csv').write_text('image,labels\n' + ''.join(f'{file.name},gray\n' for file in files))
+    expected = torch.from_numpy(values // 256).float().div(255).expand(3, 46, 61)
+    for image in predictor.Images(files, to_tensor):
+        torch.testing.assert_close(image[1], expected, rtol=0, atol=0)
+    for decoder in DECODERS:
+        dataset = create_dataset('csv', root=str(tmp_path), split='train')
+        dataset.decoder = decoder
+        for image, _ in dataset:
+            pixels = pil_to_tensor(image) if decoder == 'pil' else image
+            torch.testing.assert_close(pixels / 255, expected, rtol=0, atol=0)
 
 
 def test_torchvision_decodes_rgb_and_gray_jpeg_without_pil(monkeypatch):

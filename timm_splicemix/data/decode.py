@@ -3,6 +3,7 @@ import io
 import struct
 from typing import Optional, Union
 
+import numpy as np
 import torch
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torchvision.io import ImageReadMode, decode_jpeg
@@ -42,7 +43,8 @@ def decode_image(
     """ Decode an image file of any format that PIL reads.
 
     Both decoders give the same pixels and fail on the same files. 'torchvision' decodes RGB and grayscale JPEG files,
-    which is faster, and leaves those that it would decode differently or not at all to PIL.
+    which is faster, and leaves those that it would decode differently or not at all to PIL. The values of 16-bit
+    grayscale images are divided by 256 for modes of 8 bits, where PIL alone would clip them at 255.
 
     Args:
         data: Content of the file.
@@ -69,15 +71,24 @@ def decode_image(
                 if pixels is not None:
                     return _rotate(pixels, _orientation(image)) if exif else pixels
             image.load()
+            file_format = image.format  # a rotated image has none
             if exif:
                 image = _rotate(image, _orientation(image))  # after load(), which already rotates TIFF
             if mode:
-                image = image.convert(mode)
+                image = _to_8_bits(image, file_format, mode).convert(mode)
     except UnidentifiedImageError as error:
         raise OSError(f'its {len(data)} bytes are not in an image format that PIL reads') from error
     except _PIL_ERRORS as error:
         raise OSError(str(error)) from error
     return image if decoder == 'pil' else pil_to_tensor(image)
+
+
+def _to_8_bits(image: Image.Image, file_format: Optional[str], mode: str) -> Image.Image:
+    """Divide a 16-bit grayscale image by 256 unless `mode` can hold its values; other images stay as they are."""
+    is_16_bit = image.mode.startswith('I;16') or (image.mode == 'I' and file_format in ('PNG', 'PPM'))
+    if not is_16_bit or mode[0] in 'IF':
+        return image
+    return Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
 
 
 def _is_plain_jpeg(data: bytes) -> bool:
