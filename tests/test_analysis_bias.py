@@ -243,7 +243,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):
     absent = tmp_path / 'absent.csv'
     absent.write_text('class,context\nant,road\n')
     for argv, message in [
-            (['--number', '0'], '--number of at least 1'), (['--min-part', '2'], '--min-part from 0 to 1'),
+            (['--number', '0'], 'argument --number: '), (['--min-part', '2'], 'argument --min-part: '),
             (['--pairs', bad, '--number', '3'], '--pairs, or --number'), (['--pairs', bad], "a column 'class'"),
             (['--pairs', tmp_path / 'nowhere'], 'nowhere'), (['--pairs', twice], "'ant' twice"),
             (['--pairs', absent], "but got 'road'"), (['--pairs', 'coco-stuff'], "but got 'cup'"),

@@ -109,7 +109,7 @@ def test_bad_input_is_one_line_and_exit_code_2(shapes, results, tmp_path, capsys
     output = ['--output', tmp_path / 'out']
     coco = [*output, '--dataset', 'coco', '--data-dir', shapes]
     check([results[0], *coco], 'a baseline and at least one more result')
-    check([*results, *coco, '--number', '0'], '--number of at least 1')
+    check([*results, *coco, '--number', '0'], 'argument --number: ')
     check([*results, *coco], 'a data set with the classes of the results')
     check([*results, *coco, '--names', 'a', 'b'], '3 different --names')
     check([*results, *coco, '--names', 'a', 'b', 'a'], '3 different --names')

@@ -1,10 +1,12 @@
 import importlib
+import re
 import sys
 
 import pytest
 
 import timm_splicemix as tsm
 from timm_splicemix import cli
+from timm_splicemix.args import CommandParser
 
 MODULES = {
     **{(name,): f'timm_splicemix.{name}' for name in cli.COMMANDS if name != 'analysis'},
@@ -48,6 +50,34 @@ def test_an_unknown_command_is_one_line_with_the_nearest_name(argv, message, cap
         cli.main(argv)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and message in error and error.count('\n') == 1
+
+
+def parser_of(words):
+    class Parsed(Exception):
+        pass
+
+    def parse_args(parser, *args, **kwargs):
+        raise Parsed(parser)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Parsed) as stop:
+        patch.setattr(CommandParser, 'parse_args', parse_args)
+        cli.main([*words])
+    return stop.value.args[0]
+
+
+@pytest.mark.parametrize('words', MODULES, ids=' '.join)
+def test_a_number_that_is_not_finite_is_refused_with_its_flag(words, capsys):
+    parser = parser_of(words)
+    flags = [action for action in parser.flags.values() if action.type is not None]
+    assert len(flags) >= {('train',): 100, ('validate',): 10}.get(words, 0)
+    for action in flags:
+        flag = action.option_strings[-1]
+        values = action.nargs if isinstance(action.nargs, int) else 1
+        for number in ('nan', 'inf', '1e999', '-inf'):
+            with pytest.raises(SystemExit) as stop:
+                parser.parse_args([f'{flag}={number}'] if values == 1 else [flag, *[number] * values])
+            message = capsys.readouterr().err
+            assert stop.value.code == 2 and message.count('\n') == 1 and re.search(rf'{flag}\b.*: ', message), message
 
 
 def test_only_the_chosen_command_is_imported(run):

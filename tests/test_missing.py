@@ -78,5 +78,5 @@ def test_the_protocols_draw_apart():
 
 @pytest.mark.parametrize('text', ['0', '1', '-0.1', '1.5', '50', 'half', 'nan', ''])
 def test_other_protocols_are_refused(text):
-    with raises_error('Expected keep_labels to be 75, 40, single or a probability'):
+    with raises_error('Expected 75, 40, single or a probability between 0 and 1 for --keep-labels'):
         parse_keep_labels(text)

@@ -19,7 +19,7 @@ from .args import (
     command,
     splicemix_kwargs,
 )
-from .args.types import at_least
+from .args.types import at_least, integer
 from .data import create_dataset, is_training_split
 from .draw import check_image_name, draw_batch, save_image
 from .errors import UsageError
@@ -33,7 +33,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument('--batch-size', type=at_least(1), default=12, metavar='N', help='number of regular images')
     parser.add_argument('--img-size', type=at_least(1), default=160, metavar='PIXELS', help='height and width')
     parser.add_argument('--columns', type=at_least(1), metavar='N', help='images per row (default: about a square)')
-    parser.add_argument('--seed', type=int, default=42, metavar='N', help='seed of the images and of their mixing')
+    parser.add_argument('--seed', type=integer, default=42, metavar='N', help='seed of the images and of their mixing')
     parser.add_argument('--output', default='preview.png', metavar='FILE', help='image file to write')
     add_dataset_args(parser)
     add_label_args(parser)

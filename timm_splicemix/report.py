@@ -20,6 +20,7 @@ from typing import Any, Optional, Sequence
 
 from .analysis.page import Chart, Line, Picture, Table, render_page
 from .args import CommandParser, command
+from .args.types import at_least
 from .errors import UsageError
 from .files import read_rows, read_yaml, short_names, write_text
 from .results import CLASSES, RESULTS, Result, read_result
@@ -48,14 +49,11 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = CommandParser(prog='timm_splicemix.report', description=__doc__)
     parser.add_argument('paths', nargs='+', metavar='RUN', help='folders of train.py, validate.py and analyses')
     parser.add_argument(
-        '--batches', type=int, default=2, metavar='N',
+        '--batches', type=at_least(0), default=2, metavar='N',
         help='pictures of mixed batches of each run, see train.py --save-images (default: %(default)s)')
     parser.add_argument('--title', default='Report', help='title of the page (default: %(default)s)')
     parser.add_argument('--output', metavar='FILE', help='file to write (default: report.html in the folder)')
-    args = parser.parse_args(argv)
-    if args.batches < 0:
-        parser.error(f'Expected --batches of at least 0, but got {args.batches}.')
-    return args
+    return parser.parse_args(argv)
 
 
 @dataclass(frozen=True)

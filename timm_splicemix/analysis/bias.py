@@ -25,6 +25,7 @@ from typing import Any, Optional, Sequence
 import torch
 
 from ..args import command
+from ..args.types import at_least, probability
 from ..draw import COLORS, load_pyplot, save_figure
 from ..errors import UsageError
 from ..files import format_table, read_csv, read_json, read_text
@@ -63,9 +64,9 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument(
         '--classes', metavar='FILE',
         help='classes that may be biased, one per line, such as the objects among objects and stuff (default: all)')
-    parser.add_argument('--number', type=int, metavar='N', help=f'number of pairs to find (default: {NUMBER})')
+    parser.add_argument('--number', type=at_least(1), metavar='N', help=f'number of pairs to find (default: {NUMBER})')
     parser.add_argument(
-        '--min-part', type=float, metavar='P',
+        '--min-part', type=probability, metavar='P',
         help=f'minimum fraction of the images of a class that contain its context (default: {MIN_PART})')
     args = parser.parse_args(argv)
     given = [flag for flag in ('pairs_from', 'classes', 'number', 'min_part') if getattr(args, flag) is not None]
@@ -73,10 +74,6 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         parser.error(f"Expected --pairs, or --{given[0].replace('_', '-')} to find pairs, but got both.")
     args.number = NUMBER if args.number is None else args.number
     args.min_part = MIN_PART if args.min_part is None else args.min_part
-    if args.number < 1:
-        parser.error(f'Expected --number of at least 1, but got {args.number}.')
-    if not 0 <= args.min_part <= 1:
-        parser.error(f'Expected --min-part from 0 to 1, but got {args.min_part}.')
     return args
 
 

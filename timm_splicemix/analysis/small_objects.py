@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from ..args import command
+from ..args.types import at_least
 from ..data import MultiLabelDataset, create_dataset
 from ..draw import COLORS, INK, load_pyplot, save_figure
 from ..errors import UsageError
@@ -31,13 +32,11 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument('--split', metavar='NAME', help='split of the data set (default: that of the results)')
     parser.add_argument('--annotations', metavar='FILE', help='annotation file (default: instances_SPLIT.json)')
     parser.add_argument(
-        '--number', type=int, default=20, metavar='N',
+        '--number', type=at_least(1), default=20, metavar='N',
         help='classes in each of the two groups, at most half of all classes (default: %(default)s)')
     args = parser.parse_args(argv)
     if len(args.paths) < 2:
         parser.error('Expected a baseline and at least one more result, but got one result.')
-    if args.number < 1:
-        parser.error(f'Expected --number of at least 1, but got {args.number}.')
     return args
 
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..args import command
+from ..args.types import at_least
 from ..draw import INK, load_pyplot, save_figure
 from ..errors import UsageError
 from ..files import format_table, read_json, read_rows
@@ -35,12 +36,12 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         '--groups', metavar='FILE',
         help='super-categories: a .json in COCO format, or a .csv of class and super-category (default: none)')
     parser.add_argument(
-        '--perplexity', type=float, metavar='N',
+        '--perplexity', type=at_least(1.), metavar='N',
         help='approximate number of neighbours of a class (default: a third of the classes, at most 10)')
     parser.add_argument(
         '--metric', choices=('cosine', 'euclidean'), default='cosine',
         help='distance between weights for t-SNE (default: %(default)s)')
-    parser.add_argument('--seed', type=int, default=0, metavar='N', help='seed of t-SNE (default: %(default)s)')
+    parser.add_argument('--seed', type=at_least(0), default=0, metavar='N', help='seed of t-SNE (default: %(default)s)')
     return parser.parse_args(argv)
 
 

@@ -23,7 +23,7 @@ def parse_keep_labels(text: Union[str, float]) -> Union[str, float]:
         probability = -1.
     if not 0 < probability < 1:
         raise UsageError(
-            f"Expected keep_labels to be 75, 40, single or a probability between 0 and 1, but got '{text}'.")
+            f"Expected 75, 40, single or a probability between 0 and 1 for --keep-labels, but got '{text}'.")
     return probability
 
 
