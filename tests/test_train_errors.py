@@ -89,6 +89,12 @@ def own_run(finished, tmp_path):
     (['--head-init-bias', 'some'], 'some'),
     (['--checkpoint-hist', '0'], '--checkpoint-hist: .* at least 1'),
     (['--batch-size', '17'], '--batch-size to at most 16'),
+    (['--lr', 'nan'], "--lr: .* at least 0, but got 'nan'"),
+    (['--std', '0', '0', '0'], "--std: .* above 0, but got '0'"),
+    (['--clip-grad', 'nan'], '--clip-grad: '),
+    (['--splicemix-grids', '2x2', '--splicemix-cl', 'nan'], '--splicemix-cl: '),
+    (['--splicemix-grids', '2x2@nan'], 'ROWSxCOLS'),
+    (['--keep-labels', 'nan'], '--keep-labels'),
     (['--backbone-lr-scale', '-1'], '--backbone-lr-scale: .* at least 0'),
 ])
 def test_bad_flags_are_one_line(refusal, tmp_path, monkeypatch, flags, words):
@@ -174,6 +180,28 @@ def test_weights_of_another_model_are_an_error(refusal, finished, tmp_path):
         line = refusal(*flags)
         assert_matches(line, words)
         assert len(line) < 500
+
+
+# --- labels ---
+
+
+@pytest.mark.parametrize('value, words', [('0', 'negative or unknown'), ('-1', 'unknown')])
+@pytest.mark.parametrize('split', ['train', 'val'])
+def test_labels_without_any_positive_are_an_error(refusal, own_data, tmp_path, split, value, words):
+    header, *lines = (own_data / 'labels.csv').read_text().splitlines()
+    lines = [re.sub(f'(,{split},).*', rf'\g<1>{value},{value},{value}', line) for line in lines]
+    (own_data / 'labels.csv').write_text('\n'.join([header, *lines]))
+    line = refusal(data=own_data)
+    name = 'validation' if split == 'val' else split
+    assert f"of split '{name}' in {own_data / 'labels.csv'} are {words}. " in line
+    assert not (tmp_path / 'run').exists()
+
+
+def test_a_class_without_positives_is_a_warning(own_data, tmp_path, caplog):
+    header, *lines = (own_data / 'labels.csv').read_text().splitlines()
+    (own_data / 'labels.csv').write_text('\n'.join([header, *(line[:-1] + '0' for line in lines)]))
+    train(own_data, tmp_path, '--epochs', '1')
+    assert "No image of split 'train' has: blue." in caplog.text
 
 
 # --- while training ---

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from timm_splicemix.data import BadImageError, MultiLabelDataset, create_dataset
+from timm_splicemix.data import BadImageError, MultiLabelDataset, check_has_positives, create_dataset
 from timm_splicemix.data.readers import wds
 from timm_splicemix.data.readers.wds import ReaderWds, find_shards, shuffle_shards
 from timm_splicemix.data.sampler import EpochBatches
@@ -100,6 +100,19 @@ def test_all_targets_are_read_when_they_are_asked_for(root):
     hidden = create_dataset('wds/', root, keep_labels='0.5')
     assert (hidden.targets == -1).any()
     assert torch.equal(torch.stack([hidden[index][1] for index in range(23)]), hidden.targets.float())
+
+
+def test_shards_are_read_until_a_label_is_found(root, tmp_path, monkeypatch):
+    reader = ReaderWds(root)
+    calls = []
+    monkeypatch.setattr(reader, '_read', lambda index, read=reader._read: calls.append(index) or read(index))
+    assert reader.has_positives() and calls == [0]
+    members = [member for index in range(3) for member in sample(index, {'labels': []})]
+    write_tar(tmp_path / 'none' / 'train-0.tar', members)
+    (tmp_path / 'none' / 'classes.txt').write_text('\n'.join(NAMES))
+    dataset = create_dataset('wds/.', root=tmp_path / 'none', split='train')
+    with raises_error(f"All labels of the 3 images of split 'train' in {tmp_path / 'none'} are negative"):
+        check_has_positives(dataset, 'train')
 
 
 @pytest.mark.parametrize('batch_size', [1, 4, 50])

@@ -15,7 +15,7 @@ from .readers.csv import ReaderCsv
 from .readers.list import ReaderList
 from .readers.voc import DIFFICULT, ReaderVoc
 from .readers.wds import ReaderWds
-from .registry import check_same_classes, create_dataset, dataset_names
+from .registry import check_has_positives, check_same_classes, create_dataset, dataset_names
 from .seeding import mix_seeds
 from .shapes import generate_shapes
 from .splits import is_training_split
@@ -36,6 +36,7 @@ __all__ = [
     'ReaderVoc',
     'ReaderWds',
     'StrictImageDataset',
+    'check_has_positives',
     'check_same_classes',
     'create_dataset',
     'create_loader',

@@ -220,6 +220,17 @@ def check_same_classes(train: torch.utils.data.Dataset, validation: torch.utils.
             f'{what}. List the classes in a file for --class-map.')
 
 
+def check_has_positives(dataset: torch.utils.data.Dataset, split: str) -> None:
+    """Raise an error if no image of a multi-label data set has any label: nothing could be learned or measured."""
+    if not isinstance(dataset, MultiLabelDataset) or dataset.reader.has_positives():
+        return
+    reader = dataset.reader
+    what = 'unknown' if (reader.targets == -1).all() else 'negative or unknown'
+    raise UsageError(
+        f"All labels of the {len(reader):,} images of split '{split}' in {reader.labels_file or reader.root} are "
+        f'{what}. Check the labels, and that this is the right split.')
+
+
 def _find_reader(
         name: str,
         root: Root,

@@ -13,6 +13,7 @@ from ..args.ours import LOSS_PARAMETERS, losses_with
 from ..data import (
     MultiLabelDataset,
     MultiLabelLoader,
+    check_has_positives,
     check_same_classes,
     create_dataset,
     create_loader,
@@ -65,7 +66,9 @@ def create_dataset_from_flags(
         kwargs['trust_remote_code'] = True
     if args.dataset.startswith(('tfds/', 'wds/', 'hfids/')):
         kwargs['seed'] = args.seed
-    return create_dataset(**{**kwargs, **options})
+    dataset = create_dataset(**{**kwargs, **options})
+    check_has_positives(dataset, split)
+    return dataset
 
 
 def create_datasets(args: argparse.Namespace) -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:

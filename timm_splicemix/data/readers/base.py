@@ -22,6 +22,7 @@ class MultiLabelReader(Reader):
     """
     # Order of the training samples of an epoch as a function of (seed, epoch), where reads should be local
     epoch_order: Optional[Callable[[int, int], torch.Tensor]] = None
+    labels_file: Union[str, Path, None] = None
 
     def __init__(
             self,
@@ -51,6 +52,9 @@ class MultiLabelReader(Reader):
 
     def __getitem__(self, index: int) -> tuple[BinaryIO, torch.Tensor]:
         return open_regular(self.paths[index]), self.targets[index].float()
+
+    def has_positives(self) -> bool:
+        return bool((self.targets == 1).any())
 
     def locations(self) -> set[str]:
         """Where each image is stored, to find images that two splits share."""

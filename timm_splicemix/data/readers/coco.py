@@ -59,6 +59,7 @@ class ReaderCoco(MultiLabelReader):
         if images_must_exist:
             check_files_exist(paths, str(annotations))
         super().__init__(paths, targets, [names[category] for category in categories], root=images)
+        self.labels_file = annotations
         self.image_ids = image_ids
         self.object_areas = areas  # (row, class, area in pixels) of each object
 

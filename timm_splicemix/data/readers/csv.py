@@ -116,6 +116,7 @@ class ReaderCsv(MultiLabelReader):
         if images_must_exist:
             check_files_exist(paths, str(file))
         super().__init__(paths, targets[kept], class_names, root=root)
+        self.labels_file = file
         self.split_column = None if part is None else table.columns[part]
 
 

@@ -57,6 +57,7 @@ class ReaderList(MultiLabelReader):
         if images_must_exist:
             check_files_exist(paths, str(file))
         super().__init__(paths, targets, class_names, root=root)
+        self.labels_file = file
 
 
 def _read_rows(file: Path) -> list[tuple[int, str, list[int]]]:

@@ -80,6 +80,7 @@ class ReaderVoc(MultiLabelReader):
         targets = (labels == 1).to(torch.int8)
         targets[labels == 0] = DIFFICULT[difficult]
         super().__init__(paths, targets, VOC_CLASSES, root=folder / 'JPEGImages')
+        self.labels_file = main if self.source == 'class files' else folder / 'Annotations'
         self.split = split
         self.image_ids = image_ids
         self.difficult = labels == 0  # (N, 20)

@@ -94,6 +94,12 @@ class ReaderWds(MultiLabelReader):
     def targets(self, targets: torch.Tensor) -> None:
         self._targets = targets
 
+    def has_positives(self) -> bool:
+        if self._targets is not None:
+            return super().has_positives()
+        samples = map(self._read, range(len(self)))  # read until one has a label
+        return any(bool((self._parse_target(members, shard) == 1).any()) for shard, members in samples)
+
     def epoch_order(self, seed: int, epoch: int) -> torch.Tensor:
         return torch.from_numpy(shuffle_shards(self._counts, self.shuffle_size, seed, epoch))
 
