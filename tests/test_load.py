@@ -3,6 +3,7 @@ import argparse
 import json
 import logging
 import os
+import pickle
 
 import pytest
 import timm
@@ -137,11 +138,16 @@ class Code:
         return os.mkdir, ('made-by-a-checkpoint',)
 
 
+@pytest.mark.filterwarnings('ignore:Detected pickle protocol')
 def test_a_checkpoint_with_code_is_refused_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({'state_dict': {}, 'args': Code()}, 'evil.pth')
     torch.save({'state_dict': {}, 'args': Code()}, 'old.pth', _use_new_zipfile_serialization=False)
-    for name in ('evil.pth', 'old.pth'):
+    torch.save({'state_dict': {}, 'args': Code()}, 'new.pth', pickle_protocol=4)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with open(f'{protocol}.pkl', 'wb') as file:
+            pickle.dump({'state_dict': {}, 'args': Code()}, file, protocol)
+    for name in ('evil.pth', 'old.pth', 'new.pth', *(f'{protocol}.pkl' for protocol in range(protocol + 1))):
         with raises_error(rf'{name} contains code \(posix\.mkdir\), which is not run\. Save the weights alone'):
             read_checkpoint(name)
     torch.save(torch.nn.Linear(2, 2), 'module.pth')
@@ -153,7 +159,7 @@ def test_a_checkpoint_with_code_is_refused_by_its_name(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings('ignore')
 def test_files_that_are_no_checkpoints_are_refused(runs, tmp_path):
     whole = (runs / 'plain' / 'last.pth.tar').read_bytes()
-    for content in (b'', b'image,label\n', whole[:len(whole) // 2]):
+    for content in (b'', b'image,label\n', b'\x80\x02}b.', whole[:len(whole) // 2]):
         (tmp_path / 'bad.pth').write_bytes(content)
         with raises_error('bad.pth is not a checkpoint, or it is truncated or damaged'):
             read_checkpoint(tmp_path / 'bad.pth')

@@ -4,10 +4,12 @@ All readers of checkpoints use the same rule for the exponential moving average 
 the best metric was measured with are the default. These are the EMA weights if the checkpoint has them.
 """
 import argparse
+import contextlib
 import json
 import logging
-import pickle
+import pickletools
 import re
+import zipfile
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
@@ -84,11 +86,11 @@ def read_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # type of the settings in timm's checkpoints
             state = torch.load(path, map_location='cpu', weights_only=True)
-    except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        code = re.search(r'GLOBAL (\S+)|(TorchScript)', str(error))
+    except Exception as error:  # damaged pickles raise all kinds
+        code = _find_code(path, error)
         if code:
             raise UsageError(
-                f'{path} contains code ({code[1] or code[2]}), which is not run. Save the weights alone: '
+                f'{path} contains code ({code}), which is not run. Save the weights alone: '
                 'torch.save(model.state_dict(), ...).') from error
         raise UsageError(f'{path} is not a checkpoint, or it is truncated or damaged.') from error
     if not isinstance(state, dict):
@@ -100,6 +102,30 @@ def read_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
             raise UsageError(f'Expected a checkpoint, but got {path}, which contains no weights of a model.')
         state = {'state_dict': weights, **{name: state[name] for name in others if name in state}}
     return state
+
+
+def _find_code(path: Path, error: Exception) -> Optional[str]:
+    """Return the name of code in a file that `torch.load` has refused with an error; nothing of the file is run."""
+    named = re.search(r'GLOBAL (\S+)|(TorchScript)', str(error))
+    if named:
+        return named[1] or named[2]
+    with contextlib.suppress(Exception):  # torch does not parse the newer protocols of pickle; the file may be damaged
+        data = path.read_bytes()
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                data = archive.read(next(name for name in archive.namelist() if name.endswith('/data.pkl')))
+        texts: list[str] = []
+        for operation, argument, _ in pickletools.genops(data):
+            name = ''
+            if operation.name in ('GLOBAL', 'INST'):
+                name = argument.replace(' ', '.')
+            elif operation.name == 'STACK_GLOBAL':
+                name = '.'.join(texts[-2:])
+            elif isinstance(argument, str):
+                texts.append(argument)
+            if name and not name.startswith(('torch.', 'collections.OrderedDict')):
+                return name
+    return None
 
 
 def _are_tensors(weights: dict[str, Any]) -> bool:
