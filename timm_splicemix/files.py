@@ -33,8 +33,11 @@ def atomic_write(path: PathLike) -> Iterator[Path]:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
         os.replace(temporary, path)
-    except (OSError, UnicodeEncodeError) as error:
-        raise UsageError(f'Cannot write {path}: {os_error_reason(path, error)}.') from error
+    except Exception as error:
+        reason = error if isinstance(error, (OSError, UnicodeEncodeError)) else temporary and _disk_error(temporary)
+        if reason is None:
+            raise
+        raise UsageError(f'Cannot write {path}: {os_error_reason(path, reason)}.') from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
@@ -46,6 +49,16 @@ def remove_temporary_files(folder: Path) -> None:
     for file in folder.glob('.*.tmp*'):
         if re.fullmatch(r'\..+\.\w{8}\.tmp(\.\w+)?', file.name):
             file.unlink(missing_ok=True)
+
+
+def _disk_error(temporary: Path) -> Optional[OSError]:
+    """Return the error of a write to a full disk, which torch and safetensors report as errors of their own."""
+    try:
+        with open(temporary, 'ab') as file:
+            file.write(bytes(1 << 20))
+    except OSError as error:
+        return error
+    return None
 
 
 def _umask() -> int:

@@ -1,6 +1,7 @@
 """ Export a model to another format, and check the file by running it """
 import argparse
 import copy
+import io
 import json
 import logging
 import re
@@ -131,7 +132,9 @@ def _export_torchscript(model: nn.Module, info: CheckpointInfo, images: torch.Te
     with warnings.catch_warnings():  # torch.jit is deprecated, and a trace may hold for one size, which is checked
         warnings.simplefilter('ignore')
         traced = torch.jit.trace(model, images, check_trace=False)
-        torch.jit.save(traced, str(path), _extra_files={'config.json': json.dumps(describe(info))})
+        buffer = io.BytesIO()  # torch.jit.save aborts the process if a disk is full
+        torch.jit.save(traced, buffer, _extra_files={'config.json': json.dumps(describe(info))})
+        path.write_bytes(buffer.getvalue())
         loaded = torch.jit.load(str(path), map_location='cpu')
 
     def run(batch: torch.Tensor) -> torch.Tensor:
