@@ -153,8 +153,6 @@ def _generate(folder: Path, receipt: dict[str, Any], progress: bool) -> None:
         except OSError:
             if not _holds(folder, receipt):  # another machine may have been faster
                 raise
-    except OSError as error:
-        raise UsageError(f"Cannot write data set 'shapes' to {folder}: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
