@@ -20,15 +20,15 @@ def test_losses_are_means_over_images_and_can_be_saved():
     assert LossMeter(CPU).compute() == {}
 
 
-def add_without_checking(check, batch, loss, filenames, add=FiniteCheck.add):
+def add_without_checking(check, batch, loss, indices, add=FiniteCheck.add):
     """As on a GPU."""
     check.device = torch.device('cuda')
-    add(check, batch, loss, filenames)
+    add(check, batch, loss, indices)
 
 
 def test_on_a_gpu_the_first_bad_batch_is_found_later():
-    finite = FiniteCheck(CPU)
+    finite = FiniteCheck(CPU, lambda indices: [f'{index}.jpg' for index in indices])
     for batch, loss in enumerate((1., float('nan'), float('inf'), 2.)):
-        add_without_checking(finite, batch, torch.tensor(loss), [f'{batch}.jpg'])
+        add_without_checking(finite, batch, torch.tensor(loss), [batch])
     with raises_error(r'at batch 1 \(files: 1.jpg\)'):
         finite.check()

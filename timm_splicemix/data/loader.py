@@ -1,7 +1,7 @@
 """ A loader with timm's interface whose batches depend on (seed, epoch, rank) alone """
 import logging
 from collections import deque
-from typing import Any, Iterator, Optional, Union
+from typing import Any, Iterator, Optional, Sequence, Union
 
 import torch
 import torch.utils.data
@@ -163,8 +163,9 @@ class MultiLabelLoader:
         elif hasattr(self.dataset, 'set_epoch'):
             self.dataset.set_epoch(epoch)
 
-    def filenames(self) -> list[str]:
-        return [self._source.filename(index) for index in self.indices]
+    def filenames(self, indices: Optional[Sequence[Optional[int]]] = None) -> list[str]:
+        """Return the file names of samples, by default those of the current batch."""
+        return [self._source.filename(index) for index in (self.indices if indices is None else indices)]
 
     def __len__(self) -> int:
         return len(self._source.loader)

@@ -163,7 +163,7 @@ def train_one_epoch(
     """
     hooks = hooks or Hooks()
     losses = epoch.losses or LossMeter(step.device)
-    finite = FiniteCheck(step.device)
+    finite = FiniteCheck(step.device, loader.filenames)
     updates_per_epoch = math.ceil(epoch.num_batches / step.accumulate)
     progress = Progress(
         f'Train {epoch.index}', epoch.num_batches, epoch.start_batch, step.log_interval * step.accumulate,
@@ -185,7 +185,7 @@ def train_one_epoch(
             losses.update(
                 {name: value for name, value in result.items() if name == 'loss' or name.endswith('_loss')},
                 len(part[0]))
-            finite.add(batch, result['loss'], loader.filenames())
+            finite.add(batch, result['loss'], loader.indices)
             if is_update:
                 optimizer.zero_grad(set_to_none=True)
                 task.update_ema(step=num_updates)

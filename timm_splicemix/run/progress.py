@@ -1,7 +1,7 @@
 """ Mean losses, the check for non-finite losses, and the progress of an epoch """
 import logging
 import time
-from typing import Any, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 from tqdm import tqdm
@@ -70,30 +70,36 @@ class NonFiniteLoss(UsageError):
 
 
 class FiniteCheck:
-    """Finds the first batch with a non-finite loss. On a GPU the result is only read in `check()`, which waits."""
+    """ Finds the first batch with a non-finite loss. On a GPU the result is only read in `check()`, which waits.
 
-    def __init__(self, device: torch.device):
+    Args:
+        device: Device of the losses.
+        filenames: Returns the file names of samples.
+    """
+
+    def __init__(self, device: torch.device, filenames: Callable[[Sequence], list[str]]):
         self.device = device
+        self.filenames = filenames
         self.first_bad = torch.full((), -1, dtype=torch.int64, device=device)
         self.num_finite = 0  # the losses of the batches before this one are known to be finite
-        self.unchecked: list[tuple[int, list[str]]] = []  # batches since the last check, with their files
+        self.unchecked: list[tuple[int, Sequence]] = []  # batches since the last check, with their samples
 
-    def add(self, batch: int, loss: torch.Tensor, filenames: list[str]) -> None:
+    def add(self, batch: int, loss: torch.Tensor, indices: Sequence) -> None:
         is_first = (self.first_bad < 0) & ~torch.isfinite(loss.detach())
         self.first_bad = torch.where(is_first, torch.full_like(self.first_bad, batch), self.first_bad)
-        self.unchecked.append((batch, filenames))
+        self.unchecked.append((batch, indices))
         if self.device.type == 'cpu':
             self.check()
 
     def check(self) -> None:
         """Raise an error if a loss was not finite."""
         batch = int(self.first_bad)
-        filenames = dict(self.unchecked).get(batch)
+        indices = dict(self.unchecked).get(batch)
         if batch < 0 and self.unchecked:
             self.num_finite = self.unchecked[-1][0] + 1
         self.unchecked.clear()
         if batch >= 0:
-            files = f' (files: {", ".join(filenames)})' if filenames else ''
+            files = f' (files: {", ".join(self.filenames(indices))})' if indices else ''
             raise NonFiniteLoss(
                 f'Non-finite loss at batch {batch}{files}. Lower --lr, lengthen --warmup-epochs, set --clip-grad, use '
                 '--amp-dtype bfloat16, or check these images. Saved checkpoints are from before this batch.', batch)

@@ -1,9 +1,11 @@
 """ A training run: epochs, evaluation, checkpoints, resuming and stopping """
 import argparse
+import contextlib
 import logging
 import math
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
@@ -33,6 +35,7 @@ from .signals import StopRequest
 from .tracking import Tracker, open_output_folder, write_settings
 
 _logger = logging.getLogger(__name__)
+_CURVES_INTERVAL = 10  # seconds between drawings
 
 
 class Trainer(Hooks):
@@ -82,6 +85,7 @@ class Trainer(Hooks):
         self.saver: Optional[RunSaver] = None
         self.tracker: Optional[Tracker] = None
         self._can_draw = True
+        self._drawn = -math.inf, 0  # time and number of epochs
 
     # Start and resume
 
@@ -197,6 +201,7 @@ class Trainer(Hooks):
             with StopRequest(self.group) as self.stop:
                 self._run_epochs()
             if self.step.is_primary:
+                self._draw_curves()
                 self.tracker.close()
                 self._log_results()
         finally:
@@ -217,6 +222,9 @@ class Trainer(Hooks):
                 _logger.warning(
                     f'The state after batch {self.recovery.num_done} of epoch {self.epoch} is saved; resume with: '
                     f'train.py --resume {self.folder}')
+            if self.step.is_primary:
+                with contextlib.suppress(UsageError):  # the first error is the one to report
+                    self._draw_curves()
             raise
 
     def _should_stop_early(self, epoch: int) -> bool:
@@ -244,8 +252,7 @@ class Trainer(Hooks):
         self.tracker.add(epoch, train_metrics, eval_metrics, lr)
         self.saver.progress = {'scheduler': scheduler_state(self.scheduler), 'ranks': states}
         best, best_epoch = self.saver.save_checkpoint(epoch, metric)
-        if self._can_draw:
-            self._can_draw = draw_curves(self.tracker.rows, self.folder / 'curves.png')
+        self._draw_curves(_CURVES_INTERVAL)
         if metric is not None:
             _logger.info(
                 f'Epoch {epoch}: {"EMA " * self._evaluates_ema}{args.eval_metric} {metric:.3f}, best {best:.3f} '
@@ -258,6 +265,7 @@ class Trainer(Hooks):
         if self.mixer is not None:
             off_epoch = args.splicemix_off_epoch or args.mixup_off_epoch
             self.mixer.mixup_enabled = not off_epoch or self.epoch < off_epoch
+        self.stop.restart()
         metrics = train_one_epoch(
             self.task, self.train_loader, self.optimizer, self.step,
             Epoch(self.epoch, self.num_batches, self.start_batch, self.losses), self.scheduler, hooks=self)
@@ -279,6 +287,7 @@ class Trainer(Hooks):
                 multi_label, self.task.get_eval_model().num_classes, self.step.device, self.class_names or (),
                 self.args.metrics)
             name = f'Validate {self.epoch}{" (EMA)" if prefix else ""}'
+            self.stop.restart()
             result = evaluate(
                 self.task.get_eval_model(ema=bool(prefix)), self.val_loader, meter, self.step, criterion, name, self)
             metrics.update({f'{prefix}{name}': value for name, value in result.items()})
@@ -335,11 +344,20 @@ class Trainer(Hooks):
     def _exit(self) -> None:
         received = self.stop.received
         if self.step.is_primary:
+            self._draw_curves()
             self.tracker.close()
             _logger.warning(
                 f'Stopped by {received.name if received else "another process"}. The state is saved; resume with: '
                 f'train.py --resume {self.folder}')
         sys.exit(128 + (received or 15))
+
+    def _draw_curves(self, interval: float = 0.) -> None:
+        """Draw the epochs that are not drawn yet, if `interval` seconds have passed."""
+        time_drawn, num_drawn = self._drawn
+        now, rows = time.monotonic(), self.tracker.rows
+        if self._can_draw and len(rows) > num_drawn and now >= time_drawn + interval:
+            self._can_draw = draw_curves(rows, self.folder / 'curves.png')
+            self._drawn = now, len(rows)
 
     def _log_results(self) -> None:
         args, best = self.args, self.folder / 'model_best.pth.tar'
