@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from timm_splicemix.run.load import read_checkpoint
+
 from .runs import make_images
 from .test_stop import assert_equal_runs, finish, start
 
@@ -65,6 +67,8 @@ def interrupt_and_resume(data, whole, output, fault, processes, seed):
     time.sleep(draws.uniform(0, 0.2))
     end(process, fault, processes)
     folder = output / 'run'
+    for path in folder.glob('[!.]*.pth.tar'):
+        read_checkpoint(path)  # raises an error if it is truncated
     has_checkpoint = any(folder.glob('[lr]*.pth.tar'))  # last or recovery
     finish(start(data, output, *flags, *(('--resume', folder) if has_checkpoint else ()), processes=processes))
     assert_equal_runs(folder, whole)

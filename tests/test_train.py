@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import timm
@@ -213,39 +212,6 @@ def test_a_run_with_another_loss_resumes_from_its_settings(data, tmp_path):
 
 def environment():
     return {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(REPOSITORY)}
-
-
-@pytest.mark.slow
-def test_a_killed_run_leaves_only_complete_files(data, tmp_path):
-    flags = (*MIXED, '--epochs', '60', '--recovery-interval', '1', '--checkpoint-hist', '2')
-    folder = tmp_path / 'run'
-    for attempt in range(4):
-        resume = ('--resume', folder) if attempt else ()
-        process = subprocess.Popen(
-            train_command(data, tmp_path, *flags, *resume), env=environment(), stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL)
-        before = {path: path.stat().st_mtime_ns for path in folder.glob('*.pth.tar')}
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:  # until it writes, then at another moment in each attempt
-            after = {path: path.stat().st_mtime_ns for path in folder.glob('*.pth.tar') if path.exists()}
-            if (folder / 'last.pth.tar').exists() and after != before:
-                break
-            time.sleep(0.01)
-        time.sleep(0.37 * attempt + 0.1)
-        process.kill()
-        process.wait()
-        for path in folder.glob('[!.]*.pth.tar'):
-            read_checkpoint(path)
-        rows = summary(folder)
-        assert [int(row['epoch']) for row in rows] == list(range(len(rows)))
-        assert (folder / 'model_best.pth.tar').exists()
-    process = subprocess.run(
-        train_command(data, tmp_path, *flags, '--resume', folder), env=environment(), capture_output=True, text=True,
-        timeout=300)
-    assert process.returncode == 0, process.stderr
-    assert [int(row['epoch']) for row in summary(folder)] == list(range(60))
-    for path in folder.glob('[!.]*.pth.tar'):
-        read_checkpoint(path)
 
 
 def test_a_run_that_receives_a_signal_saves_before_it_exits(data, tmp_path):
