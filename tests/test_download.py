@@ -1,3 +1,4 @@
+import gzip
 import hashlib
 import io
 import json
@@ -354,6 +355,26 @@ def test_wrong_checksum_is_an_error_and_removes_the_file(server, tmp_path):
     assert read_data(tmp_path) == {**VOC_TRAINVAL, **VOC_TEST}
 
 
+def zip_bomb() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, 'w', zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr('annotations/instances_train2017.json', bytes(3_000_000))
+    assert len(buffer.getvalue()) < 5000
+    return buffer.getvalue()
+
+
+def sparse_tar(size: int) -> bytes:
+    """A tar of a file that consists of a hole, in GNU's format 1.0."""
+    name, buffer = 'VOCdevkit/VOC2007/hole', io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode='w', format=tarfile.PAX_FORMAT) as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size = 512  # the map of the data: it has no parts
+        entry.pax_headers = {
+            'GNU.sparse.major': '1', 'GNU.sparse.minor': '0', 'GNU.sparse.name': name, 'GNU.sparse.realsize': str(size)}
+        archive.addfile(entry, io.BytesIO(b'0\n' + bytes(510)))
+    return buffer.getvalue()
+
+
 def flip(content: bytes) -> bytes:
     """A zip with a changed byte in the middle of a file."""
     middle = content.index(b'"instances"') + 2
@@ -369,8 +390,10 @@ def flip(content: bytes) -> bytes:
     (lambda content: make_zip({'..\\evil.json': b'1'}), 'is outside'),
     (lambda content: make_zip({'C:/evil.json': b'1'}), 'is outside'),
     (lambda content: make_zip({'instances_train2017.json': b'1'}), 'instances_train2017.json or .* missing'),
+    (lambda content: zip_bomb(), 'its files have 0.003 GB, more than the 0.001 GB expected'),
 ])
-def test_unsound_zip_is_refused_and_removed(server, tmp_path, spoil, message):
+def test_unsound_zip_is_refused_and_removed(server, tmp_path, monkeypatch, spoil, message):
+    monkeypatch.setattr(download, '_ALWAYS_UNPACKED', 1_000_000)
     right = server.files[ANNOTATIONS]
     server.files[ANNOTATIONS] = spoil(right)
     root = tmp_path / 'deep' / 'root'
@@ -386,8 +409,11 @@ def test_unsound_zip_is_refused_and_removed(server, tmp_path, spoil, message):
     (lambda content: content[:2000], 'unexpected end of data'),
     (lambda content: make_tar({'../evil': b'1', **VOC_TRAINVAL}), 'would be extracted to .* outside'),
     (lambda content: make_tar(VOC_TEST), 'trainval.txt is missing'),
+    (gzip.compress, 'header'),
+    (lambda content: sparse_tar(5_000_000), 'its files have 0.005 GB, more than the 0.001 GB expected'),
 ])
 def test_unsound_tar_is_refused_and_removed(server, tmp_path, monkeypatch, spoil, message):
+    monkeypatch.setattr(download, '_ALWAYS_UNPACKED', 1_000_000)
     server.files[TRAINVAL] = spoil(server.files[TRAINVAL])
     monkeypatch.setitem(ARCHIVES, 'voc/2007', tuple(replace(archive, md5=None) for archive in ARCHIVES['voc/2007']))
     with raises_error(f'cannot be unpacked: .*{message}'):

@@ -37,6 +37,8 @@ _COCO = 'http://images.cocodataset.org/'
 _ATTEMPTS = 4  # without progress
 _BACKOFF = 1.  # seconds before the second attempt, doubled before each further one
 _TIMEOUT = 60.  # seconds without a response
+_LARGEST_RATIO = 20  # of the files in an archive to the archive
+_ALWAYS_UNPACKED = 1 << 30  # bytes
 _CHUNK = 1 << 16  # bytes; at most this much is lost when a connection breaks
 
 
@@ -360,9 +362,17 @@ def _check_space(url: str, part: Path, size: Optional[int]) -> None:
             'are free. Free some, or choose another folder.')
 
 
+def _check_unpacked_size(file: Path, size: int) -> None:
+    """Refuse archives whose files are far larger than they are; images and annotations compress by 5 at most."""
+    limit = max(_LARGEST_RATIO * file.stat().st_size, _ALWAYS_UNPACKED)
+    if size > limit:
+        raise zipfile.BadZipFile(f'its files have {size / 1e9:.3g} GB, more than the {limit / 1e9:.3g} GB expected')
+
+
 def _unpack_tar(file: Path, folder: Path, bar: tqdm) -> None:
-    with tarfile.open(file) as archive:
+    with tarfile.open(file, 'r:') as archive:  # not compressed
         members = archive.getmembers()
+        _check_unpacked_size(file, sum(member.size for member in members))
         bar.reset(total=len(members))
         for member in members:
             archive.extract(member, folder, filter='data')
@@ -376,9 +386,10 @@ def _unpack_zip(file: Path, folder: Path, bar: tqdm) -> None:
             path = PureWindowsPath(member.filename)  # knows both separators, and drives
             if path.anchor or '..' in path.parts:
                 raise zipfile.BadZipFile(f"'{member.filename}' is outside of the folder")
+        _check_unpacked_size(file, sum(member.file_size for member in members))
         bar.reset(total=len(members))
         for member in members:
-            archive.extract(member, folder)  # checks the CRC
+            archive.extract(member, folder)  # checks the CRC and reads no more than the size
             bar.update()
 
 
