@@ -1,4 +1,5 @@
 """ Files: atomic writes, reading, names of folders and text tables """
+import csv
 import errno
 import math
 import os
@@ -10,6 +11,7 @@ from timm_splicemix.files import (
     atomic_write,
     format_table,
     free_folder,
+    printable,
     read_csv,
     read_json,
     read_rows,
@@ -67,6 +69,29 @@ def test_what_is_written_is_read_back(tmp_path):
     assert read_json(tmp_path / 'a.json') == {'a': [1., None], 'b': [None, 'ü']}
     write_text('1: [a]\n', tmp_path / 'a.yaml')
     assert read_yaml(tmp_path / 'a.yaml') == {'1': ['a']}
+
+
+def test_text_that_a_spreadsheet_would_compute_is_escaped_and_read_back(tmp_path):
+    cells = {
+        '=1+1': "'=1+1", '+a': "'+a", '-b': "'-b", '@c': "'@c", '\td': "'\td", '\re': "'\re", '-': "'-", "'=1": "''=1",
+        "''-f": "'''-f", "'quoted'": "'quoted'", "'": "'", '-1.5': '-1.5', '+1e-3': '+1e-3', '': '', ' =x': ' =x'}
+    write_csv([{'=HYPERLINK()': text, 'number': -1.5, 'none': None} for text in cells], tmp_path / 'a.csv')
+    with open(tmp_path / 'a.csv', newline='', encoding='utf-8') as file:
+        header, *rows = csv.reader(file)
+    assert header == ["'=HYPERLINK()", 'number', 'none']
+    assert [row[0] for row in rows] == list(cells.values())
+    assert {tuple(row[1:]) for row in rows} == {('-1.5', '')}
+    assert [row['=HYPERLINK()'] for row in read_csv(tmp_path / 'a.csv', ['=HYPERLINK()'])] == list(cells)
+
+
+def test_control_characters_are_escaped_on_the_terminal():
+    names = {
+        '\x1b[31mred': r'\x1b[31mred', 'a\nb\tc\r': r'a\nb\tc\r', '\x9b2J': r'\x9b2J', 'x\u202egnp': r'x\u202egnp',
+        'bad\udcff': r'bad\udcff', 'Größe 猫 🐈 \u200c': 'Größe 猫 🐈 \u200c'}
+    for name, shown in names.items():
+        assert printable(name) == shown
+        assert format_table([{name: name}]).splitlines() == [shown, shown]
+    assert printable('a\nb\x07', keep='\n') == 'a\nb\\x07'
 
 
 def test_short_rows_are_filled_and_a_byte_order_mark_is_dropped(tmp_path):

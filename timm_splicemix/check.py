@@ -17,6 +17,7 @@ from .data.decode import DECODERS
 from .data.registry import create_dataset
 from .data.splits import is_training_split
 from .errors import UsageError
+from .files import printable
 from .run.factory import dataset_kwargs
 
 
@@ -47,7 +48,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             if problem is not None:
                 bad += 1
                 bar.set_postfix(bad=bad)
-                tqdm.write(problem, file=sys.stdout)
+                tqdm.write(printable(problem), file=sys.stdout)
     print(f'{len(dataset):,} images, {bad:,} unreadable')
     if bad:
         sys.exit(1)

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from .errors import UsageError
-from .files import atomic_write
+from .files import atomic_write, printable
 from .mix import Plan, SpliceRecord
 
 _logger = logging.getLogger(__name__)
@@ -282,7 +282,8 @@ def draw_classes(rows: Sequence[dict[str, Any]], result: dict[str, Any], path: U
     mean = result['metrics']['mAP']
     axes.axvline(mean, color=COLORS[1], linewidth=1, label=f'mAP {mean:.2f}')
     axes.set(
-        yticks=places, yticklabels=[row['class'] for row in rows], xlim=(0, 112), xlabel='AP in %, number of positives',
+        yticks=places, yticklabels=[printable(row['class']) for row in rows], xlim=(0, 112),
+        xlabel='AP in %, number of positives',
         title=f'{result["model"]}, {result["dataset"]} {result["split"]}, {result["num_images"]:,} images')
     axes.tick_params(axis='y', labelsize=8 if len(rows) <= 40 else 6)
     axes.invert_yaxis()
@@ -334,7 +335,7 @@ def draw_statistics(counts: torch.Tensor, labels: torch.Tensor, class_names: Seq
     if pyplot is None:
         return None
     order = counts.diagonal().argsort(descending=True, stable=True)
-    names = [class_names[index] for index in order.tolist()]
+    names = [printable(class_names[index]) for index in order.tolist()]
     figure, (left, middle, right) = pyplot.subplots(
         1, 3, figsize=(15, max(4., 0.16 * len(names) + 1.5)), width_ratios=(4, 2, 4), layout='constrained')
     figure.suptitle(title)

@@ -8,13 +8,12 @@ image size, normalisation and crop. A safetensors file is also a checkpoint for 
 """
 from typing import Optional, Sequence
 
-from timm.utils import setup_default_logging
-
 from .args import (
     CommandParser,
     add_predict_model_args,
     command,
     parse_with_config,
+    setup_logging,
 )
 from .args.config import KwargsAction
 from .args.ours import EXPORTS
@@ -42,7 +41,7 @@ def build_parser() -> CommandParser:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args, _ = parse_with_config(build_parser(), argv)
-    setup_default_logging()
+    setup_logging()
     if args.path and args.checkpoint and args.path != args.checkpoint:
         raise UsageError(f'Expected one checkpoint, but got {args.path} and --checkpoint {args.checkpoint}.')
     args.checkpoint = args.path or args.checkpoint

@@ -19,6 +19,9 @@ import yaml
 from .errors import UsageError
 
 PathLike = Union[str, Path]
+# Control characters, separators of lines, changes of the writing direction, and undecodable bytes of file names
+_CONTROL = re.compile('[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")  # beginning of a cell that a spreadsheet computes, or of one escaped by `'`
 
 
 @contextlib.contextmanager
@@ -80,11 +83,21 @@ def write_text(text: str, path: PathLike) -> None:
 
 
 def write_csv(rows: Sequence[dict[str, Any]], path: PathLike) -> None:
-    """Write rows that have the same keys."""
+    """Write rows that have the same keys. Text that a spreadsheet would compute gets a leading `'`, as in `'=1+1`."""
     with atomic_write(path) as temporary, open(temporary, 'w', newline='', encoding='utf-8') as file:
         writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+        header = {name: name for name in rows[0]}
+        writer.writerows({name: _escape_cell(value) for name, value in row.items()} for row in (header, *rows))
+
+
+def _escape_cell(value: Any) -> Any:
+    if not isinstance(value, str) or not _FORMULA.match(value):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def write_json(content: Any, path: PathLike) -> None:
@@ -149,10 +162,11 @@ def read_yaml(path: PathLike) -> dict[str, Any]:
 
 
 def read_rows(path: PathLike) -> list[list[str]]:
-    """Read a CSV file as lists of cells, without empty lines."""
+    """Read a CSV file as lists of cells, without empty lines and without the `'` that `write_csv` adds."""
     text = read_text(path)
     try:
-        return [row for row in csv.reader(io.StringIO(text, newline='')) if row]
+        rows = [row for row in csv.reader(io.StringIO(text, newline='')) if row]
+        return [[cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell for cell in row] for row in rows]
     except csv.Error as error:
         raise UsageError(f'Expected CSV in {path}, but got: {error}') from error
 
@@ -196,6 +210,12 @@ def short_names(paths: Sequence[PathLike], names: Optional[Sequence[str]] = None
     return next(names for names in candidates if len(set(names)) == len(names))
 
 
+def printable(text: str, keep: str = '') -> str:
+    """Escape control characters, which could change what a terminal shows, except for those in `keep`."""
+    return _CONTROL.sub(
+        lambda match: match[0] if match[0] in keep else match[0].encode('unicode_escape').decode(), text)
+
+
 def format_table(rows: Sequence[dict[str, Any]], formats: Optional[dict[str, str]] = None) -> str:
     """ Format rows as a text table: text on the left, numbers on the right, - for None and NaN.
 
@@ -207,7 +227,7 @@ def format_table(rows: Sequence[dict[str, Any]], formats: Optional[dict[str, str
     formats = formats or {}
     columns = []
     for name in rows[0]:
-        cells = [name, *(_format_cell(row[name], formats.get(name)) for row in rows)]
+        cells = [printable(name), *(_format_cell(row[name], formats.get(name)) for row in rows)]
         side = '<' if name not in formats and all(isinstance(row[name], str) for row in rows) else '>'
         width = max(map(len, cells))
         columns.append([f'{cell:{side}{width}}' for cell in cells])
@@ -219,4 +239,4 @@ def _format_cell(value: Any, spec: Optional[str]) -> str:
         return '-'
     if isinstance(value, float):
         return format(value, spec or '.2f')
-    return format(value, spec or ',') if isinstance(value, int) else str(value)
+    return format(value, spec or ',') if isinstance(value, int) else printable(str(value))

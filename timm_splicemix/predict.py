@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 import torch
-from timm.utils import setup_default_logging
 from tqdm import tqdm
 
 from .args import (
@@ -24,10 +23,12 @@ from .args import (
     command,
     map_defaults,
     parse_with_config,
+    setup_logging,
 )
 from .args.types import at_least
 from .draw import check_image_name, draw_predictions, save_image
 from .errors import UsageError
+from .files import printable
 from .metrics import Thresholds, parse_thresholds
 from .run.load import load_from_flags
 from .run.machine import precision
@@ -84,7 +85,7 @@ def check_flags(args: argparse.Namespace) -> None:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args, given = parse_with_config(build_parser(), argv)
-    setup_default_logging()
+    setup_logging()
     check_flags(args)
     args.model_dtype = None
     map_defaults(args, given)
@@ -106,10 +107,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         for batch in batches:
             for one in batch:
                 if one.error:
-                    print(f'error: {one.file} cannot be read: {one.error}', file=sys.stderr)
+                    print(printable(f'error: {one.file} cannot be read: {one.error}'), file=sys.stderr)
                 else:
                     labels = ', '.join(f'{name} {value:.2f}' for name, value in one.labels.items()) or 'nothing'
-                    tqdm.write(f'{one.file}: {labels}')
+                    tqdm.write(printable(f'{one.file}: {labels}'))
             predictions += batch
             bar.update(len(batch))
 

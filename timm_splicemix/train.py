@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Optional, Sequence
 
 import torch
-from timm.utils import setup_default_logging
 
 from . import __version__
 from .args import (
@@ -25,6 +24,7 @@ from .args import (
     map_defaults,
     map_label_defaults,
     parse_with_config,
+    setup_logging,
     uses_config,
 )
 from .run.checkpoint import find_checkpoint
@@ -127,7 +127,7 @@ def create_run(
 def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = build_parser()
     args, given = parse_args(parser, argv)
-    setup_default_logging()
+    setup_logging()
     check_train_args(args, parser)
     settings = dict(vars(args))  # saved before machine-specific changes
     map_defaults(args, given)

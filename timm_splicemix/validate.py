@@ -16,7 +16,7 @@ from typing import Any, Optional, Sequence
 
 import torch
 import yaml
-from timm.utils import set_jit_fuser, setup_default_logging
+from timm.utils import set_jit_fuser
 
 from . import __version__
 from .args import (
@@ -26,6 +26,7 @@ from .args import (
     command,
     map_defaults,
     parse_with_config,
+    setup_logging,
 )
 from .draw import draw_classes, draw_sizes
 from .errors import UsageError
@@ -58,7 +59,7 @@ def build_parser() -> CommandParser:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = build_parser()
     args, given = parse_with_config(parser, argv)
-    setup_default_logging()
+    setup_logging()
     check_validate_args(args, parser, given)
     if args.compare:
         print(compare_files(args.compare, args.output, args.bootstrap, args.seed, draw_sizes))

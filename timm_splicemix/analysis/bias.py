@@ -28,7 +28,7 @@ from ..args import command
 from ..args.types import at_least, probability
 from ..draw import COLORS, load_pyplot, save_figure
 from ..errors import UsageError
-from ..files import format_table, read_csv, read_json, read_text
+from ..files import format_table, printable, read_csv, read_json, read_text
 from ..metrics import average_precision
 from ..results import Result, Scores
 from .common import create_parser, mean, read_multilabel_results, write_analysis
@@ -344,7 +344,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     print(f'{len(rows)} pairs: images of each distribution, AP of the class in %\n\n{format_table(rows)}\n')
     left_out = [f'{row["class"]} - {row["context"]}' for row in rows if not (row[EXCLUSIVE] and row[CO_OCCUR])]
     if left_out:
-        print(f'Not in the means, because one distribution has no images: {", ".join(left_out)}.\n')
+        print(f'Not in the means, because one distribution has no images: {", ".join(map(printable, left_out))}.\n')
     print(f'mAP in %, means over {len(rows) - len(left_out)} pairs\n\n{format_table(summary)}')
     write_analysis(
         args.output, NAME, {f'{NAME}_pairs': rows, NAME: summary}, lambda path: draw_bias(rows, summary, path))

@@ -1,4 +1,4 @@
-from .command import CommandParser, command
+from .command import CommandParser, command, setup_logging
 from .config import dump_args, parse_with_config, uses_config
 from .ours import (
     add_label_args,
@@ -38,6 +38,7 @@ __all__ = [
     'map_defaults',
     'map_label_defaults',
     'parse_with_config',
+    'setup_logging',
     'splicemix_kwargs',
     'uses_config',
     'uses_softmax',

@@ -1,13 +1,17 @@
 """ The argument parser and the error handling of all commands """
 import argparse
 import functools
+import logging
 import os
 import shutil
 import sys
 import textwrap
 from typing import Any, Callable, Mapping, Optional, Sequence
 
+from timm.utils import setup_default_logging
+
 from ..errors import UsageError
+from ..files import printable
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -37,7 +41,7 @@ class CommandParser(argparse.ArgumentParser):
         return self._observe(super().add_mutually_exclusive_group(**kwargs), self.exclusive[-1])
 
     def error(self, message: str) -> None:
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")
+        self.exit(2, f"{self.prog}: error: {printable(' '.join(message.split()))} (see --help)\n")
 
     def _observe(self, group: Any, exclusive: Optional[list[argparse.Action]] = None) -> Any:
         """Record what is added to a group, which argparse does not report to its parser."""
@@ -122,6 +126,17 @@ def add_refused_args(parser: argparse.ArgumentParser, refused: Mapping[str, tupl
         group.add_argument(flags[name], action=RefusedAction, default=default, reason=reason)
 
 
+def setup_logging() -> None:
+    """Log to the terminal as timm does, with control characters in the names of classes and files escaped."""
+    def escape(record: logging.LogRecord) -> bool:
+        record.msg, record.args = printable(record.getMessage(), keep='\n'), ()
+        return True
+
+    setup_default_logging()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(escape)
+
+
 def command(main: Callable[[Optional[Sequence[str]]], None]) -> Callable[[Optional[Sequence[str]]], None]:
     """ Print a `UsageError` as one line and exit with code 2; other exceptions are bugs and keep their traceback.
 
@@ -134,7 +149,7 @@ def command(main: Callable[[Optional[Sequence[str]]], None]) -> Callable[[Option
         except UsageError as error:
             if os.environ.get('TSM_TRACEBACK'):
                 raise
-            print('error:', ' '.join(str(error).split()), file=sys.stderr)
+            print('error:', printable(' '.join(str(error).split())), file=sys.stderr)
             sys.exit(2)
 
     return run

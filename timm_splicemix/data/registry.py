@@ -9,6 +9,7 @@ import torch.utils.data
 from timm.data.readers.class_map import load_class_map
 
 from ..errors import UsageError
+from ..files import printable
 from .dataset import MultiLabelDataset, StrictImageDataset
 from .download import download_dataset
 from .missing import keep_labels as hide_labels
@@ -278,7 +279,7 @@ def _warn_about_absent_classes(reader: MultiLabelReader, split: str) -> None:
     present = (reader.targets == 1).any(dim=0).tolist()
     absent = [name for name, there in zip(reader.class_names, present) if not there]
     if absent:
-        _logger.warning(f"No image of split '{split}' has: {', '.join(absent)}.")
+        _logger.warning(f"No image of split '{split}' has: {', '.join(map(printable, absent))}.")
 
 
 def _timm_dataset(

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import UsageError
+from ..files import printable
 from .functional import (
     average_precision_of_labels,
     check_shapes,
@@ -261,7 +262,7 @@ class MultilabelMeter:
     def _warn_of_absent(self, absent: list[int]) -> None:
         """Log the classes without positives, once, as the same data set is scored after each epoch."""
         if absent and absent != self._warned_of and (not _is_distributed() or dist.get_rank() == 0):
-            names = ', '.join(self.class_names[i] if self.class_names else str(i) for i in absent)
+            names = ', '.join(printable(self.class_names[i]) if self.class_names else str(i) for i in absent)
             _logger.warning(
                 f'{len(absent)} of {self.num_classes} classes without positives, left out of mAP, CP, CR and CF1: '
                 f'{names}')

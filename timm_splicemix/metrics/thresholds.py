@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence, Union
 import torch
 
 from ..errors import UsageError
-from ..files import format_table, read_json, write_json
+from ..files import format_table, printable, read_json, write_json
 from .functional import multilabel_metrics
 from .preset import Preset
 
@@ -95,7 +95,7 @@ def describe_tuning(
         'overfitting: report the evaluated split alone.')
     few = [name for name, number in zip(thresholds.class_names, thresholds.positives) if number < FEW]
     if few:
-        lines.append(f'Thresholds from fewer than {FEW} positives are unreliable: {", ".join(few)}.')
+        lines.append(f'Thresholds from fewer than {FEW} positives are unreliable: {", ".join(map(printable, few))}.')
     return '\n'.join(lines)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Callable, Optional, Sequence, Union
 import torch
 from tqdm import tqdm
 
-from ..files import format_table, write_csv, write_json
+from ..files import format_table, printable, write_csv, write_json
 from ..metrics import average_precision
 from ..results import SCORES, Result, Scores, read_results
 
@@ -181,7 +181,7 @@ def format_comparison(comparison: dict[str, Any], number: int = 5) -> str:
         gains, losses = [item for item in changes[::-1] if item[1] > 0], [item for item in changes if item[1] < 0]
         for title, part in (('largest gains', gains[:number]), ('largest losses', losses[:number])):
             if part:
-                lines.append(f'  {title}: ' + ', '.join(f'{name} {value:+.2f}' for name, value in part))
+                lines.append(f'  {title}: ' + ', '.join(f'{printable(name)} {value:+.2f}' for name, value in part))
     return '\n'.join(lines)
 
 
