@@ -115,16 +115,15 @@ def _find_code(path: Path, error: Exception) -> Optional[str]:
             with zipfile.ZipFile(path) as archive:
                 data = archive.read(next(name for name in archive.namelist() if name.endswith('/data.pkl')))
         texts: list[str] = []
+        names = []
         for operation, argument, _ in pickletools.genops(data):
-            name = ''
             if operation.name in ('GLOBAL', 'INST'):
-                name = argument.replace(' ', '.')
+                names.append(argument.replace(' ', '.'))
             elif operation.name == 'STACK_GLOBAL':
-                name = '.'.join(texts[-2:])
+                names.append('.'.join(texts[-2:]))
             elif isinstance(argument, str):
                 texts.append(argument)
-            if name and not name.startswith(('torch.', 'collections.OrderedDict')):
-                return name
+        return next((name for name in names if not name.startswith(('torch.', 'collections.OrderedDict'))), None)
     return None
 
 
