@@ -75,7 +75,7 @@ def run_steps(mixer=None, criterion=None, consistency=0., model='test_resnet', s
         move_to_fake_cuda(task)
         images = torch.empty(8, 3, size, size, device=CUDA)
         targets = torch.zeros(8, dtype=torch.int64, device=CUDA) if integer else torch.empty(8, CLASSES, device=CUDA)
-        losses, finite = LossMeter(CUDA), FiniteCheck(CUDA)
+        losses, finite = LossMeter(CUDA), FiniteCheck(CUDA, list)
         for step in range(num_steps):
             task.set_step(0, step)
             for part in task.parts(images, targets):
