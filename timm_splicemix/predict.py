@@ -95,6 +95,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     model, info = load_from_flags(args)
     if not info.multi_label and args.thresholds is not None:
         raise UsageError('Expected a multi-label model for --thresholds, but got a single-label one.')
+    _logger.info(f'{info.model_name} ({info.weights} weights), {model.num_classes} classes.')
     names = read_class_names(args.class_map, info.class_names, model.num_classes)
     thresholds = parse_thresholds(args.thresholds, names)
     values = thresholds.values if isinstance(thresholds, Thresholds) else [0.5 if thresholds is None else thresholds]

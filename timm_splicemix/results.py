@@ -99,9 +99,10 @@ def format_metrics(metrics: dict[str, float], title: str = '') -> str:
 
 
 def format_epoch(row: dict[str, str]) -> str:
-    """Format the metrics of an epoch, a row of summary.csv, with those of the EMA weights."""
+    """Format the metrics of an epoch, a row of summary.csv, of the plain and of the EMA weights."""
     lines = []
-    for prefix, title in (('eval_', ''), ('eval_ema_', 'EMA ')):
+    has_ema = any(name.startswith('eval_ema_') and value for name, value in row.items())
+    for prefix, title in (('eval_', 'plain ' if has_ema else ''), ('eval_ema_', 'EMA ')):
         metrics = {
             name.removeprefix(prefix): float(value) for name, value in row.items()
             if name.startswith(prefix) and value and not (prefix == 'eval_' and name.startswith('eval_ema_'))}

@@ -161,6 +161,7 @@ def load_checkpoints(args: argparse.Namespace) -> list[Checkpoint]:
     checkpoints = []
     for file, name in zip(files, names):
         model, info = load_model(file, model_name=args.model, use_ema=ema_flag(args))
+        print(f'{name}: {info.weights} weights of {file}')
         class_names = tuple(info.class_names or map(str, range(model.num_classes)))
         checkpoints.append(Checkpoint(name, model, info, class_names))
     return checkpoints

@@ -255,7 +255,7 @@ class Trainer(Hooks):
         self._draw_curves(_CURVES_INTERVAL)
         if metric is not None:
             _logger.info(
-                f'Epoch {epoch}: {"EMA " * self._evaluates_ema}{args.eval_metric} {metric:.3f}, best {best:.3f} '
+                f'Epoch {epoch}: {self._metric_name} {metric:.3f}, best {best:.3f} '
                 f'(epoch {best_epoch}), loss {train_metrics["loss"]:.4f}')
 
     def _train_epoch(self) -> dict[str, float]:
@@ -292,6 +292,10 @@ class Trainer(Hooks):
                 self.task.get_eval_model(ema=bool(prefix)), self.val_loader, meter, self.step, criterion, name, self)
             metrics.update({f'{prefix}{name}': value for name, value in result.items()})
         return metrics
+
+    @property
+    def _metric_name(self) -> str:
+        return f'{"EMA " * self._evaluates_ema}{self.args.eval_metric}'
 
     @property
     def _evaluates_ema(self) -> bool:
@@ -363,7 +367,7 @@ class Trainer(Hooks):
         args, best = self.args, self.folder / 'model_best.pth.tar'
         if self.saver.best_epoch is not None:
             rows = {int(row['epoch']): row for row in self.tracker.rows}
-            _logger.info(f'\nBest epoch {self.saver.best_epoch}:')
+            _logger.info(f'\nBest epoch {self.saver.best_epoch}, by {self._metric_name}:')
             _logger.info(format_epoch(rows.get(self.saver.best_epoch, {})))
         _logger.info(f'\nCheckpoint  {best}\nCurves      {self.folder / "curves.png"}')
         flags = {
