@@ -51,7 +51,7 @@ def test_unlabelled_images_can_be_kept(tmp_path):
 
 def test_crowds_count_and_areas_are_kept(tmp_path):
     reader = ReaderCoco(tmp_path / 'train', write_coco(tmp_path, 'train'))
-    assert sorted(reader.object_areas) == [(0, 1, 4.), (1, 0, 4.), (1, 0, 7.), (1, 2, 4.)]
+    assert sorted(reader.object_areas.tolist()) == [(0, 1, 4.), (1, 0, 4.), (1, 0, 7.), (1, 2, 4.)]
 
 
 @pytest.mark.parametrize('name, split, folder', [
@@ -92,7 +92,7 @@ def test_reading_prints_nothing(tmp_path, capsys):
 def test_an_annotation_file_that_is_not_one_is_refused(tmp_path, content):
     file = tmp_path / 'instances.json'
     file.write_text(content)
-    with raises_error(r'instances.json is not in COCO format'):
+    with raises_error(r"instances.json (is not in COCO format|has no image_id)"):
         ReaderCoco(tmp_path, file)
 
 
@@ -116,13 +116,13 @@ def test_areas_that_are_not_given_are_those_of_the_boxes(tmp_path):
     annotations = [annotation(1, 4, 9), annotation(2, 30, 9)]
     del annotations[0]['area'], annotations[1]['area'], annotations[1]['bbox']
     reader = ReaderCoco(tmp_path / 'train', write_coco(tmp_path, 'train', annotations))
-    assert reader.object_areas[0] == (0, 2, 4.) and math.isnan(reader.object_areas[1][2])
+    assert reader.object_areas[0].tolist() == (0, 2, 4.) and math.isnan(reader.object_areas['area'][1])
 
 
 def test_files_that_contradict_themselves_are_refused(tmp_path):
     with raises_error(r"Two entries of 'images' in .* have the id 4"):
         ReaderCoco(tmp_path / 'a', write_coco(tmp_path, 'a', image_ids=(30, 4, 4)))
-    with raises_error(r'Annotation 9 of .* is of image 77'):
+    with raises_error(r'Annotation 9 of .* has image_id 77, which the file does not list'):
         ReaderCoco(tmp_path / 'b', write_coco(tmp_path, 'b', [*ANNOTATIONS, annotation(9, 77, 5)]))
     with raises_error(r"An entry of 'categories' in .* has no name"):
         ReaderCoco(tmp_path / 'c', write_coco(tmp_path, 'c', categories=[{'id': 5}]))
@@ -135,10 +135,66 @@ def test_labels_are_hidden_in_splits_that_are_called_train(tmp_path):
 
 def test_an_object_of_no_category_is_refused(tmp_path):
     file = write_coco(tmp_path, 'train', [annotation(7, 4, 77)])
-    with raises_error(r'Annotation 7 of .* has category_id 77, which is none of its 3 categories'):
+    with raises_error(r'Annotation 7 of .* has category_id 77, which the file does not list'):
         ReaderCoco(tmp_path / 'train', file)
 
 
 def test_an_unknown_order_of_classes_is_refused(tmp_path):
     with raises_error("Expected class_order to be id or name, but got 'size'"):
         ReaderCoco(tmp_path, tmp_path / 'x.json', class_order='size')
+
+
+@pytest.mark.parametrize('part, change, message', [
+    ('images', {'file_name': None}, "entry of 'images' in .* has no file_name, a text"),
+    ('images', {'file_name': ['a.jpg']}, "entry of 'images' in .* has no file_name, a text"),
+    ('images', {'file_name': ''}, "entry of 'images' in .* has no file_name, a text"),
+    ('images', {'id': None}, "entry of 'images' in .* has no id"),
+    ('images', {'id': [4]}, "entry of 'images' in .* has no id"),
+    ('images', {'id': '30'}, "Expected ids of one type of 'images' in .*, but got both numbers and text"),
+    ('categories', {'id': {}}, "entry of 'categories' in .* has no id"),
+    ('categories', {'name': None}, "entry of 'categories' in .* has no name, a text"),
+    ('categories', {'name': ['dog']}, "entry of 'categories' in .* has no name, a text"),
+    ('categories', {'name': 'dog'}, "Duplicate class 'dog' in .*"),
+    ('annotations', {'area': 'big'}, "Expected a number as the area of annotation 1 of .*, but got 'big'"),
+    ('annotations', {'area': [2]}, r'Expected a number as the area of annotation 1 of .*, but got \[2\]'),
+    ('annotations', {'area': 10**400}, 'Expected a number as the area of annotation 1 of'),
+    ('annotations', {'area': None, 'bbox': [1, 2]}, 'or a bbox of 4 numbers'),
+    ('annotations', {'image_id': None}, 'Annotation 1 of .* has image_id None, which the file does not list'),
+    ('annotations', {'image_id': [30]}, r'Annotation 1 of .* has image_id \[30\], which the file does not list'),
+    ('annotations', {'category_id': {}}, r'Annotation 1 of .* has category_id \{\}, which the file does not list'),
+])
+def test_an_entry_of_another_type_is_refused(tmp_path, part, change, message):
+    file = write_coco(tmp_path, 'train')
+    content = json.loads(file.read_text())
+    content[part][0].update(change)
+    file.write_text(json.dumps(content))
+    with raises_error(message) as raised:
+        ReaderCoco(tmp_path / 'train', file)
+    assert 'instances_train.json' in str(raised.value)
+
+
+@pytest.mark.parametrize('part', ['images', 'annotations', 'info'])
+def test_deeply_nested_json_is_refused(tmp_path, part):
+    file = tmp_path / 'instances.json'
+    file.write_text(f'{{"{part}": {"[" * 100000}')
+    with raises_error(r'instances.json is not in COCO format: it is nested too deeply'):
+        ReaderCoco(tmp_path, file)
+
+
+@pytest.mark.parametrize('change', [{'id': None}, {'area': None}, {'id': [3]}])
+def test_ids_of_annotations_and_areas_may_be_missing(tmp_path, change):
+    annotations = [{**annotation(1, 4, 9), **change}, annotation(2, 30, 9)]
+    reader = ReaderCoco(tmp_path / 'train', write_coco(tmp_path, 'train', annotations))
+    assert reader.object_areas.tolist() == [(0, 2, 4.), (1, 2, 4.)]
+
+
+def test_ids_may_be_text_and_parts_in_any_order(tmp_path):
+    file = write_coco(tmp_path, 'train')
+    content = json.loads(file.read_text())
+    for image in content['images']:
+        image['id'] = f'i{image["id"]:02d}'
+    for entry in content['annotations']:
+        entry['image_id'] = f'i{entry["image_id"]:02d}'
+    file.write_text(json.dumps({key: content[key] for key in ('annotations', 'categories', 'images')}, indent=1))
+    reader = ReaderCoco(tmp_path / 'train', file)
+    assert reader.image_ids == ['i04', 'i30'] and reader.targets.tolist() == [[0, 1, 0], [1, 0, 1]]

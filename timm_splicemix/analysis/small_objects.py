@@ -13,6 +13,8 @@ import math
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
+import numpy as np
+
 from ..args import command
 from ..args.types import at_least
 from ..data import MultiLabelDataset, create_dataset
@@ -42,10 +44,10 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 def mean_areas(dataset: MultiLabelDataset) -> dict[str, float]:
     """Return the mean area of the objects of each class in pixels, NaN for a class without objects."""
-    areas: dict[int, list[float]] = {}
-    for _, column, area in dataset.reader.object_areas:
-        areas.setdefault(column, []).append(area)
-    return {name: mean(areas.get(column, [])) for column, name in enumerate(dataset.class_names)}
+    objects, number = dataset.reader.object_areas, len(dataset.class_names)
+    counts = np.bincount(objects['column'], minlength=number)
+    sums = np.bincount(objects['column'], weights=objects['area'], minlength=number)
+    return {name: float(sums[i] / counts[i]) if counts[i] else math.nan for i, name in enumerate(dataset.class_names)}
 
 
 def gain_rows(results: Sequence[Result], areas: dict[str, float], number: int = 20) -> list[dict[str, Any]]:

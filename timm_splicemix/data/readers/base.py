@@ -1,6 +1,8 @@
 """ Base class of the multi-label readers, and checks that they share """
 import difflib
+import logging
 import os
+from collections import Counter
 from pathlib import Path
 from typing import BinaryIO, Callable, Optional, Sequence, Union
 
@@ -9,6 +11,8 @@ from timm.data.readers.reader import Reader
 
 from ...errors import UsageError
 from ...files import open_regular
+
+_logger = logging.getLogger(__name__)
 
 
 class MultiLabelReader(Reader):
@@ -43,9 +47,7 @@ class MultiLabelReader(Reader):
         self.root = str(root)
         self.class_names = list(class_names)
         self.class_to_idx = {name: index for index, name in enumerate(self.class_names)}
-        if len(self.class_to_idx) != len(self.class_names):
-            duplicate = next(name for name in self.class_names if self.class_names.count(name) > 1)
-            raise UsageError(f"Duplicate class '{duplicate}' in {root}: class names must be unique.")
+        check_classes(self.class_names, root)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -67,23 +69,53 @@ class MultiLabelReader(Reader):
         return os.path.abspath(path) if absolute else os.path.relpath(path, self.root)
 
 
+def check_classes(names: Sequence[str], where: Union[str, Path]) -> None:
+    """Raise an error for a class that `where` lists more than once."""
+    name, count = Counter(names).most_common(1)[0] if names else ('', 0)
+    if count > 1:
+        raise UsageError(f"Duplicate class '{name}' in {where}: class names must be unique.")
+
+
 def class_index(label: str, class_to_idx: dict[str, int], where: str) -> int:
     """Index of a class; `where` is the file and line of the label, for the error."""
     index = class_to_idx.get(label)
     if index is None:
-        near = difflib.get_close_matches(label, class_to_idx, n=1, cutoff=0.)
+        near = difflib.get_close_matches(label[:200], class_to_idx, n=1, cutoff=0.)
         hint = f"; did you mean '{near[0]}'?" if near else '.'
-        raise UsageError(f"Label '{label}' in {where} is not one of the {len(class_to_idx)} classes{hint}")
+        raise UsageError(f"Label {label!r:.200} in {where} is not one of the {len(class_to_idx)} classes{hint}")
     return index
+
+
+def image_paths(root: Union[str, Path], names: Sequence[str], where: str) -> list[str]:
+    """ Paths of the images that the file `where` lists.
+
+    Names are relative to root or, which is logged, absolute; those with '..' are refused. The checks of each name are
+    preceded by one for all of them, because a file may list millions.
+    """
+    text = '\n'.join(names)
+    if '..' in text:
+        outside = next((name for name in names if '..' in name.replace(os.sep, '/').split('/')), None)
+        if outside is not None:
+            raise UsageError(
+                f"{where} lists {outside}, and '..' is refused. Set --data-dir to a folder that contains all images, "
+                'or write absolute paths.')
+    if './' in text or '//' in text:
+        names = [os.path.normpath(name) for name in names]
+    folder = os.path.join(root, '')
+    if os.name == 'posix' and not text.startswith('/') and '\n/' not in text:
+        return [folder + name for name in names]
+    absolute = [name for name in names if os.path.isabs(name)]
+    if absolute:
+        _logger.info(f'{len(absolute)} images listed in {where} have absolute paths, such as {absolute[0]}.')
+    return [os.path.join(folder, name) for name in names]
 
 
 def check_unique(paths: Sequence[str], where: str) -> None:
     """Raise an error if the file `where` lists an image more than once."""
-    seen = set()
-    for path in paths:
-        if path in seen:
-            raise UsageError(f'{where} lists {path} more than once. Merge its rows.')
-        seen.add(path)
+    if len(set(paths)) == len(paths):
+        return
+    path, _ = Counter(paths).most_common(1)[0]
+    raise UsageError(f'{where} lists {path} more than once. Merge its rows.')
 
 
 class Folders:

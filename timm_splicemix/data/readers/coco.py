@@ -1,23 +1,34 @@
 """ Data sets in COCO's instance format """
 import contextlib
-import io
 import json
 import math
+import re
+from array import array
 from collections import Counter
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
+import numpy as np
 import torch
-from pycocotools.coco import COCO
 
 from ...errors import UsageError
-from .base import MultiLabelReader, check_files_exist, check_unique
+from ...files import read_text
+from ..cache import Arrays, cached_arrays
+from .base import MultiLabelReader, check_classes, check_files_exist, check_unique, image_paths
 
 CLASS_ORDERS = ('id', 'name')
+OBJECT = np.dtype([('row', np.int32), ('column', np.int32), ('area', np.float64)])
+_PARTS = ('images', 'annotations', 'categories')
+_SPACE = re.compile(r'[ \t\n\r]*')
+_ENDS = {'{': '}', '[': ']'}
+_CACHE_VERSION = 1  # of `_to_arrays`
 
 
 class ReaderCoco(MultiLabelReader):
     """ Images and the classes of their objects, from an `instances_*.json`. Crowds count as objects.
+
+    The attribute `object_areas` has the row, column (class) and area in pixels of each object.
 
     Args:
         images: Folder of the images.
@@ -37,70 +48,189 @@ class ReaderCoco(MultiLabelReader):
     ):
         if class_order not in CLASS_ORDERS:
             raise UsageError(f"Expected class_order to be {' or '.join(CLASS_ORDERS)}, but got '{class_order}'.")
-        coco = _load(Path(annotations))
-        _check_consistent(coco, annotations)
-        names = {category: entry['name'] for category, entry in coco.cats.items()}
-        categories = sorted(names, key=names.get if class_order == 'name' else None)
-        class_of = {category: index for index, category in enumerate(categories)}
-        image_ids = sorted(image_id for image_id in coco.imgs if keep_unlabelled or coco.imgToAnns[image_id])
-        targets = torch.zeros(len(image_ids), len(categories), dtype=torch.int8)
-        areas = []
-        for row, image_id in enumerate(image_ids):
-            for annotation in coco.imgToAnns[image_id]:
-                column = class_of.get(annotation['category_id'])
-                if column is None:
-                    raise UsageError(
-                        f"Annotation {annotation['id']} of {annotations} has category_id {annotation['category_id']}, "
-                        f'which is none of its {len(categories)} categories.')
-                targets[row, column] = 1
-                areas.append((row, column, _area(annotation)))
-        paths = [str(Path(images) / coco.imgs[image_id]['file_name']) for image_id in image_ids]
+        content = _load(Path(annotations))
+        objects = content.objects
+        if class_order == 'name':
+            order = sorted(range(len(content.class_names)), key=content.class_names.__getitem__)
+            objects['column'] = np.argsort(order)[objects['column']]
+            content = content._replace(class_names=[content.class_names[column] for column in order])
+        kept = np.full(len(content.files), keep_unlabelled)
+        kept[objects['row']] = True
+        objects['row'] = (kept.cumsum() - 1)[objects['row']]
+        targets = torch.zeros(int(kept.sum()), len(content.class_names), dtype=torch.int8)
+        targets.numpy()[objects['row'], objects['column']] = 1
+        files = [file for file, keep in zip(content.files, kept.tolist()) if keep]
+        paths = image_paths(images, files, str(annotations))
         check_unique(paths, str(annotations))
         if images_must_exist:
             check_files_exist(paths, str(annotations))
-        super().__init__(paths, targets, [names[category] for category in categories], root=images)
+        super().__init__(paths, targets, content.class_names, root=images)
         self.labels_file = annotations
-        self.image_ids = image_ids
-        self.object_areas = areas  # (row, class, area in pixels) of each object
+        self.image_ids = [image_id for image_id, keep in zip(content.image_ids, kept.tolist()) if keep]
+        self.object_areas = objects
 
 
-def _load(annotations: Path) -> COCO:
-    if not annotations.is_file():
-        raise UsageError(f'Annotation file {annotations} does not exist.')
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
+class _Content(NamedTuple):
+    """Images and classes in the order of their ids; objects (OBJECT) in the order of their images."""
+    image_ids: list[Union[int, str]]
+    files: list[str]
+    class_names: list[str]
+    objects: np.ndarray
+
+
+def _load(file: Path) -> _Content:
+    if not file.is_file():
+        raise UsageError(f'Annotation file {file} does not exist.')
+    arrays = cached_arrays(file, _CACHE_VERSION, lambda: _to_arrays(_parse(file)))
+    return _Content(*json.loads(arrays['names'].tobytes()), arrays['objects'])
+
+
+def _to_arrays(content: _Content) -> Arrays:
+    names = json.dumps(content[:-1]).encode()
+    return {'names': np.frombuffer(names, np.uint8), 'objects': content.objects}
+
+
+def _parse(file: Path) -> _Content:
+    """Parse a file; only what is needed of each entry is kept in memory."""
+    annotations = _Annotations(file)
+    images = _Entries(file, 'images', 'file_name')
+    categories = _Entries(file, 'categories', 'name')
+    try:
+        found = _parse_lists(read_text(file), dict(zip(_PARTS, (images.add, annotations.add, categories.add))))
+    except UsageError:
+        raise
+    except RecursionError:
+        raise UsageError(f'{file} is not in COCO format: it is nested too deeply.') from None
+    except ValueError as error:
+        raise UsageError(f'{file} is not in COCO format: {error}.') from error
+    missing = next((part for part in _PARTS if part not in found), None)
+    if missing is not None:
+        raise UsageError(f"{file} is not in COCO format: '{missing}' is missing.")
+    image_ids, files = images.sort()
+    category_ids, names = categories.sort()
+    check_classes(names, file)
+    rows = annotations.find('image_id', image_ids)
+    columns = annotations.find('category_id', category_ids)
+    objects = np.empty(len(rows), OBJECT)
+    objects['row'], objects['column'], objects['area'] = rows, columns, annotations.areas
+    return _Content(image_ids, files, names, objects[rows.argsort(kind='stable')])
+
+
+def _parse_lists(text: str, add: dict[str, Callable[[Any], None]]) -> set[str]:
+    """ Parse a JSON object and pass the entries of its lists on, one by one, so that they need not be kept.
+
+    Args:
+        text: The JSON.
+        add: Functions that receive the entries of the lists with these names.
+
+    Returns:
+        The names of the lists that were found.
+    """
+    decode = json.JSONDecoder().raw_decode
+    found = set()
+    mark, place = _next(text, 0, '{')
+    while mark != '}':
+        name, place = decode(text, place)
+        if not isinstance(name, str) or name in found:
+            raise json.JSONDecodeError(f'Expecting another property name than {name!r:.80}', text, place)
+        mark, place = _next(text, place, ':')
+        if name not in add:
+            _, place = decode(text, place)
+        else:
+            found.add(name)
+            mark, place = _next(text, place, '[')
+            while mark != ']':
+                entry, place = decode(text, place)
+                add[name](entry)
+                mark, place = _next(text, place, ',]')
+        mark, place = _next(text, place, ',}')
+    if place < len(text):
+        raise json.JSONDecodeError('Extra data', text, place)
+    return found
+
+
+def _next(text: str, place: int, marks: str) -> tuple[str, int]:
+    """One of the marks, and the place of what follows; an empty object or list counts as its end."""
+    place = _SPACE.match(text, place).end()
+    mark = text[place:place + 1]
+    if not mark or mark not in marks:
+        raise json.JSONDecodeError(f"Expecting {' or '.join(marks)}", text, place)
+    place = _SPACE.match(text, place + 1).end()
+    if mark in '{[' and text[place:place + 1] == _ENDS[mark]:
+        return _ENDS[mark], _SPACE.match(text, place + 1).end()
+    return mark, place
+
+
+class _Entries:
+    """Ids of the images or categories of a file, and one text of each."""
+
+    def __init__(self, file: Path, part: str, key: str):
+        self.place = f"'{part}' in {file}"
+        self.key = key
+        self.ids: list[Union[int, str]] = []
+        self.texts: list[str] = []
+
+    def add(self, entry: Any) -> None:
+        if not isinstance(entry, dict) or type(entry.get('id')) not in (int, str):
+            raise UsageError(f'An entry of {self.place} has no id, a number or text: {entry!r:.200}.')
+        text = entry.get(self.key)
+        if not isinstance(text, str) or not text.strip():
+            raise UsageError(f'An entry of {self.place} has no {self.key}, a text: {entry!r:.200}.')
+        self.ids.append(entry['id'])
+        self.texts.append(text)
+
+    def sort(self) -> tuple[list[Union[int, str]], list[str]]:
+        """Ids and texts in the order of the ids."""
+        if len(set(map(type, self.ids))) > 1:
+            raise UsageError(f'Expected ids of one type of {self.place}, but got both numbers and text.')
+        if len(set(self.ids)) < len(self.ids):
+            raise UsageError(f'Two entries of {self.place} have the id {Counter(self.ids).most_common(1)[0][0]}.')
+        order = sorted(range(len(self.ids)), key=self.ids.__getitem__)
+        return [self.ids[index] for index in order], [self.texts[index] for index in order]
+
+
+class _Annotations:
+    """Image, category and area of each object of a file."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.ids: list[Any] = []
+        self.references: dict[str, list[Any]] = {'image_id': [], 'category_id': []}
+        self.areas = array('d')
+
+    def add(self, entry: Any) -> None:
         try:
-            coco = COCO(str(annotations))
-        except (json.JSONDecodeError, UnicodeDecodeError, AssertionError, KeyError, TypeError) as error:
-            raise UsageError(f'{annotations} is not in COCO format: {error!r}') from error
-    for part in ('images', 'annotations', 'categories'):
-        if part not in coco.dataset:
-            raise UsageError(f"{annotations} is not in COCO format: '{part}' is missing.")
-    return coco
+            for key, values in self.references.items():
+                values.append(entry[key])
+        except (KeyError, TypeError):
+            raise UsageError(f"An entry of 'annotations' in {self.file} has no {key}: {entry!r:.200}.") from None
+        self.ids.append(entry.get('id'))
+        try:
+            self.areas.append(_area(entry))
+        except (OverflowError, TypeError, ValueError):
+            raise UsageError(
+                f"Expected a number as the area of annotation {entry.get('id')!r:.80} of {self.file}, or a bbox of 4 "
+                f"numbers, but got {entry.get('area', entry.get('bbox'))!r:.80}.") from None
 
-
-def _check_consistent(coco: COCO, annotations: Union[str, Path]) -> None:
-    """Raise errors for what pycocotools would ignore, losing images or labels."""
-    for part, key in (('images', 'file_name'), ('categories', 'name')):
-        entries = coco.dataset[part]
-        lacking = next((entry for entry in entries if key not in entry), None)
-        if lacking is not None:
-            raise UsageError(f"An entry of '{part}' in {annotations} has no {key}: {lacking}.")
-        counts = Counter(entry['id'] for entry in entries)
-        double = next((number for number, count in counts.items() if count > 1), None)
-        if double is not None:
-            raise UsageError(f"Two entries of '{part}' in {annotations} have the id {double}.")
-    lost = next((entry for entry in coco.dataset['annotations'] if entry['image_id'] not in coco.imgs), None)
-    if lost is not None:
+    def find(self, key: str, ids: list[Union[int, str]]) -> np.ndarray:
+        """Place of what each object refers to in a list of ids."""
+        places = {number: place for place, number in enumerate(ids)}
+        values = self.references[key]
+        with contextlib.suppress(TypeError):  # unhashable
+            found = np.array([places.get(value, -1) for value in values], dtype=np.int32)
+            if not (found < 0).any():
+                return found
+        index, value = next((i, v) for i, v in enumerate(values) if not isinstance(v, Hashable) or v not in places)
         raise UsageError(
-            f"Annotation {lost['id']} of {annotations} is of image {lost['image_id']}, which the file does not list.")
+            f'Annotation {self.ids[index]!r:.80} of {self.file} has {key} {value!r:.80}, which the file does not list.')
 
 
 def _area(annotation: dict[str, Any]) -> float:
     """Area of an object in pixels: as given, or that of its box, or NaN without a box."""
-    if 'area' in annotation:
+    if annotation.get('area') is not None:
         return float(annotation['area'])
     _, _, width, height = annotation.get('bbox') or (math.nan,) * 4
-    return float(width * height)
+    return float(width) * float(height)
 
 
 def find_coco(root: Union[str, Path], split: str, year: Optional[str]) -> tuple[Path, Path]:
