@@ -1,0 +1,148 @@
+""" CSV and TSV files with a header, as columns of text """
+import contextlib
+import csv
+import gc
+import io
+import itertools
+from pathlib import Path
+from typing import Iterator, NamedTuple, Optional, Sequence
+
+from ...errors import UsageError
+from ...files import open_regular, read_text
+
+_BLOCK = 1 << 13  # rows that are split at once
+
+
+@contextlib.contextmanager
+def garbage_collector_paused() -> Iterator[None]:
+    """Millions of new lists would make the collector scan all objects again and again; they have no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class Table(NamedTuple):
+    file: Path
+    header: list[str]
+    cells: list[list[str]]  # of each column
+
+    @property
+    def listing(self) -> str:
+        return ', '.join(self.header)
+
+    def __len__(self) -> int:
+        return len(self.cells[0])
+
+    def where(self, row: int) -> str:
+        """File and line of a row, for errors; reads the file once more."""
+        return f'{self.file}:{next(itertools.islice(read_rows(self.file), row + 1, None))[0]}'
+
+    def column(self, index: int) -> list[str]:
+        return [cell.strip() for cell in self.cells[index]]
+
+    def find(self, given: Optional[str], usual: Sequence[str], flag: str) -> Optional[int]:
+        return find_column(self.file, self.header, given, usual, flag)
+
+
+def find_column(
+        file: Path,
+        header: Sequence[str],
+        given: Optional[str],
+        usual: Sequence[str],
+        flag: str,
+) -> Optional[int]:
+    """Index of the given column, or else of the first usual one."""
+    if given is not None:
+        if given not in header:
+            raise UsageError(f"{file} has no column '{given}' ({flag}). Its columns: {', '.join(header)}.")
+        return header.index(given)
+    lower = [column.lower() for column in header]
+    return next((lower.index(name) for name in usual if name in lower), None)
+
+
+def read_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line and cells of each row that is not blank, the header first."""
+    try:
+        with io.TextIOWrapper(open_regular(file), encoding='utf-8-sig', newline='') as stream:
+            reader = csv.reader(stream, delimiter=_delimiter(file), strict=True)
+            for fields in reader:
+                cells = [field.strip() for field in fields]
+                if any(cells):
+                    yield reader.line_num, cells
+    except csv.Error as error:
+        raise UsageError(f'Invalid CSV in {file}:{reader.line_num}: {error}.') from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f'Expected UTF-8 text in {file}, but got: {error}') from error
+    except OSError as error:
+        raise UsageError(f'Cannot read {file}: {error.strerror or error}.') from error
+
+
+@garbage_collector_paused()
+def read_table(file: Path) -> Table:
+    text, delimiter = read_text(file), _delimiter(file)
+    columns = _split_plain(text, delimiter)
+    if columns is None:
+        columns = _parse_columns(text, delimiter)
+    if columns is None:
+        _check_rows(file)
+    if not columns or len(columns[0]) < 2:
+        raise UsageError(f'Expected a header and rows in {file}, but got {"a header only" if columns else "nothing"}.')
+    header = [column.pop(0).strip() for column in columns]
+    duplicate = next((name for name in header if name and header.count(name) > 1), None)
+    if duplicate is not None:
+        raise UsageError(f"{file} has two columns '{duplicate}'.")
+    return Table(file, header, columns)
+
+
+def _delimiter(file: Path) -> str:
+    return '\t' if file.suffix.lower() == '.tsv' else ','
+
+
+def _split_plain(text: str, delimiter: str) -> Optional[list[list[str]]]:
+    """Columns of text without quotes, blank rows and rows of another length; None for other text. Faster than csv."""
+    text = text.replace('\r\n', '\n').rstrip('\n')
+    if '"' in text or '\r' in text:
+        return None
+    lines = text.split('\n')
+    number = lines[0].count(delimiter)
+    columns: list[list[str]] = [[] for _ in range(number + 1)]
+    for start in range(0, len(lines), _BLOCK):
+        block = lines[start:start + _BLOCK]
+        if {line.count(delimiter) for line in block} != {number} or delimiter * number in block:
+            return None
+        cells = delimiter.join(block).split(delimiter)
+        for index, column in enumerate(columns):
+            column += cells[index::number + 1]
+    return columns
+
+
+def _parse_columns(text: str, delimiter: str) -> Optional[list[list[str]]]:
+    """Columns of any CSV text; None if it is invalid or has rows of another length."""
+    rows = csv.reader(io.StringIO(text, newline=''), delimiter=delimiter, strict=True)
+    columns: list[list[str]] = []
+    try:
+        while block := list(itertools.islice(rows, _BLOCK)):
+            block = [row for row in block if ''.join(row).strip()]
+            columns = columns or [[] for _ in (block or [()])[0]]
+            if any(len(row) != len(columns) for row in block):
+                return None
+            for column, cells in zip(columns, zip(*block)):
+                column.extend(cells)
+    except csv.Error:
+        return None
+    return columns
+
+
+def _check_rows(file: Path) -> None:
+    """Raise an error that names the first invalid line."""
+    header = None
+    for line, cells in read_rows(file):
+        header = header or cells
+        if len(cells) != len(header):
+            raise UsageError(
+                f'Expected {len(header)} fields as in the header in {file}:{line}, but got {len(cells)}. Quote fields '
+                'that contain the separator.')
