@@ -8,6 +8,7 @@ import pickle
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 import timm_splicemix as tsm
 from tests.evaluations import CLASSES, write_checkpoint
@@ -172,6 +173,15 @@ def test_files_that_are_no_checkpoints_are_refused(runs, tmp_path):
             ('list.pth', 'contains a list'), ('number.pth', 'no weights of a model'), ('none.pth', 'is not a file')):
         with raises_error(message):
             read_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize('description', [
+    '[' * 100000, 'nothing', '3', '{}', '{"model_name": "resnet18", "class_names": 3}',
+    '{"model_name": "resnet18", "class_names": [3]}', '{"model_name": "resnet18", "model_kwargs": []}'])
+def test_a_damaged_description_in_safetensors_is_refused(tmp_path, description):
+    save_file({'fc.bias': torch.zeros(2)}, tmp_path / 'x.safetensors', {'timm_splicemix': description})
+    with raises_error('Expected a safetensors file, but got .*x.safetensors'):
+        read_checkpoint(tmp_path / 'x.safetensors')
 
 
 def test_weights_of_another_model_are_named(runs, tmp_path):

@@ -2,6 +2,8 @@
 import io
 import json
 import logging
+import os
+import pickle
 import tarfile
 
 import pytest
@@ -59,6 +61,27 @@ def test_classes_can_be_listed_in_a_file(csv_root):
         create_dataset('csv', csv_root, 'train', class_map='none.txt')
     with raises_error('Expected class indices 0 to 1'):
         create_dataset('csv', csv_root, 'train', class_map={'cat': 1, 'dog': 3})
+
+
+@pytest.mark.parametrize('name, content, message', [
+    ('classes.txt', b'\x89PNG\r\n\x1a\n\0\0', 'Cannot read the classes from'),
+    ('classes.pkl', b'\x89PNG\r\n\x1a\n\0\0', 'Cannot read the classes from'),
+    ('classes.pkl', b'', 'Cannot read the classes from'),
+    ('classes.pkl', pickle.dumps(['cat', 'dog']), 'Cannot read the classes from'),
+    ('classes.pkl', pickle.dumps({'cat': 'a', 'dog': 1}), 'Expected a class in each line of'),
+    ('classes.txt', b'cat\n\ndog\n', 'Expected a class in each line of'),
+    ('classes.txt', b'', 'Expected class indices'),
+    ('classes.json', b'{}', 'Cannot read the classes from')])
+def test_a_file_that_does_not_list_classes_is_named(csv_root, name, content, message):
+    (csv_root / name).write_bytes(content)
+    with raises_error(rf'{message} .*{name} \(--class-map\)|{message} .* in .*{name} \(--class-map\)'):
+        create_dataset('csv', csv_root, 'train', class_map=name)
+
+
+def test_a_pipe_is_no_class_map(csv_root):
+    os.mkfifo(csv_root / 'pipe.txt')
+    with raises_error(r'Cannot read the classes from pipe.txt \(--class-map\): it is not a file'):
+        create_dataset('csv', csv_root, 'train', class_map='pipe.txt')
 
 
 def test_an_unknown_label_suggests_the_nearest_class(csv_root):

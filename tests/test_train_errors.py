@@ -5,7 +5,9 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from timm_splicemix.run.load import read_checkpoint
 from timm_splicemix.train import main
 
 from .runs import flags_of, train, train_until
@@ -246,3 +248,12 @@ def test_splits_with_other_classes_are_an_error(refusal, own_data):
         rows = ''.join(f'{index}.png,red;{other}\n' for index in range(8))
         (own_data / f'{split}.csv').write_text(f'image,labels\n{rows}')
     assert 'have different classes' in refusal(data=own_data)
+
+
+def test_a_safetensors_file_is_resumed_at_epoch_0_and_a_damaged_one_is_named(data, finished, tmp_path, refusal):
+    weights = read_checkpoint(finished / 'last.pth.tar')['state_dict']
+    save_file(weights, tmp_path / 'weights.safetensors')
+    folder = train(data, tmp_path, '--resume', tmp_path / 'weights.safetensors', '--epochs', '1')
+    assert read_checkpoint(folder / 'last.pth.tar')['epoch'] == 0
+    save_file(weights, tmp_path / 'bad.safetensors', {'timm_splicemix': '[' * 100000})
+    assert 'Expected a safetensors file' in refusal('--resume', tmp_path / 'bad.safetensors')

@@ -427,3 +427,48 @@ def test_what_webdataset_writes_is_read(tmp_path):
         writer.write({'__key__': 'b', 'png': png(2), 'cls': 2})
     samples = [(number, target.tolist()) for number, target in read(tmp_path, class_names=NAMES)]
     assert samples == [(1, [0, 1, 0, 1]), (2, [0, 0, 1, 0])]
+
+
+def test_deeply_nested_labels_are_refused(tmp_path):
+    write_shards(tmp_path, [1])
+    nested = b'{"labels": ' + b'[' * 100000
+    write_tar(tmp_path / 'train-000.tar', [('0.png', png(0)), ('0.json', nested)])
+    with raises_error(r'Invalid JSON in .*train-000.tar:0.json: maximum recursion'):
+        ReaderWds(tmp_path)[0]
+
+
+@pytest.mark.parametrize('index', [
+    '[' * 100000, '[]', '{"train-000.tar": 3}', '{"train-000.tar": {"stamp": STAMP}}',
+    '{"train-000.tar": {"stamp": STAMP, "offsets": [[0], 5]}}',
+    '{"train-000.tar": {"stamp": STAMP, "offsets": [0, 1000000000]}}'])
+def test_a_damaged_index_is_written_again(tmp_path, index):
+    write_shards(tmp_path, [3])
+    stat = os.stat(tmp_path / 'train-000.tar')
+    file = tmp_path / '.tsm_index.json'
+    file.write_text(index.replace('STAMP', f'[{stat.st_size}, {stat.st_mtime_ns}]'))
+    assert len(ReaderWds(tmp_path)) == 3
+    assert len(json.loads(file.read_text())['train-000.tar']['offsets']) == 4
+
+
+@pytest.mark.parametrize('name', ['../0.png', 'a/../../0.png', '/tmp/0.png'])
+def test_members_outside_of_a_shard_are_refused(tmp_path, name):
+    write_shards(tmp_path, [1])
+    write_tar(tmp_path / 'train-000.tar', [(name, png(0)), (name.replace('png', 'cls'), b'0')])
+    with raises_error(rf"train-000.tar has a member '{name}', and paths outside of the shard are refused"):
+        ReaderWds(tmp_path)
+
+
+def test_a_member_of_negative_size_is_refused(tmp_path):
+    write_shards(tmp_path, [1])
+    header = tarfile.TarInfo('0.png').tobuf(tarfile.GNU_FORMAT)
+    header = header[:124] + b'\xff' * 11 + b'\x00' + b' ' * 8 + header[156:]  # -256 bytes
+    header = header[:148] + b'%06o\0 ' % sum(header) + header[156:]
+    (tmp_path / 'train-000.tar').write_bytes(header + bytes(4096))
+    with raises_error(r'train-000.tar is not a complete tar file'):
+        ReaderWds(tmp_path)
+
+
+def test_a_repeated_class_names_its_file(tmp_path):
+    write_shards(tmp_path, [1], classes=['cat', 'dog', 'cat', 'fox'])
+    with raises_error(r"Duplicate class 'cat' in .*classes.txt"):
+        ReaderWds(tmp_path)

@@ -15,7 +15,13 @@ from .readers.csv import ReaderCsv
 from .readers.list import ReaderList
 from .readers.voc import DIFFICULT, ReaderVoc
 from .readers.wds import ReaderWds
-from .registry import check_has_positives, check_same_classes, create_dataset, dataset_names
+from .registry import (
+    check_has_positives,
+    check_same_classes,
+    create_dataset,
+    dataset_names,
+    read_class_map,
+)
 from .seeding import mix_seeds
 from .shapes import generate_shapes
 from .splits import is_training_split
@@ -49,4 +55,5 @@ __all__ = [
     'is_training_split',
     'keep_labels',
     'mix_seeds',
+    'read_class_map',
 ]

@@ -5,8 +5,10 @@ import torch
 import torch.utils.data
 from PIL import Image
 from timm.data import ImageDataset
+from timm.data.readers.reader_image_folder import ReaderImageFolder
 
 from ..errors import UsageError
+from ..files import open_regular
 from .decode import decode_image
 from .readers.base import MultiLabelReader
 
@@ -46,9 +48,15 @@ class StrictImageDataset(ImageDataset):
     def num_classes(self) -> Optional[int]:
         return None if self.class_names is None else len(self.class_names)
 
+    def _open(self, index: int) -> tuple:
+        if type(self.reader) is not ReaderImageFolder:
+            return self.reader[index]
+        path, target = self.reader.samples[index]
+        return open_regular(path), target  # timm's reader would wait for a pipe
+
     def __getitem__(self, index: int):
         try:
-            file, target, *features = self.reader[index]
+            file, target, *features = self._open(index)
             with file:
                 image = file.read()
             if not self.load_bytes:

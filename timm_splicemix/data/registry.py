@@ -10,6 +10,7 @@ from timm.data.readers.class_map import load_class_map
 
 from ..errors import UsageError
 from ..files import printable
+from .cache import cache_folder
 from .dataset import MultiLabelDataset, StrictImageDataset
 from .download import download_dataset
 from .missing import keep_labels as hide_labels
@@ -39,9 +40,7 @@ def _need_folder(root: Root, name: str) -> Path:
 
 
 def _shapes(name: str, root: Root, split: str, is_training: bool, seed: int = 0) -> MultiLabelReader:
-    if root is None:
-        cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
-        root = cache / 'timm_splicemix' / 'shapes'
+    root = cache_folder() / 'shapes' if root is None else root
     split = own_split(split)
     if split not in ('train', 'val', 'val_unbiased'):
         raise UsageError(f"Expected a split of shapes: train, val or val_unbiased, but got '{split}'.")
@@ -172,7 +171,7 @@ def create_dataset(
     is_training = is_training_split(split) if is_training is None else is_training
     kwargs = {key: value for key, value in kwargs.items() if value is not None}
     if class_names is None and class_map is not None:
-        class_names = _names_of(class_map, root)
+        class_names = read_class_map(class_map, root)
     if keep_labels is not None and not is_training:
         raise UsageError(f"keep_labels is for training splits, but got split '{split}'.")
     if download and name in _READERS and name not in _DOWNLOADS:
@@ -264,14 +263,25 @@ def _find_file(root: Path, file: Union[str, Path]) -> Path:
     raise UsageError(f'Annotation file {file} does not exist, neither as given nor in {root}.')
 
 
-def _names_of(class_map: Union[str, dict[str, int]], root: Root) -> list[str]:
-    try:
-        class_to_idx = load_class_map(class_map, '' if root is None else str(root))
-    except (AssertionError, OSError, ValueError) as error:
-        raise UsageError(f'Cannot read the classes from {class_map}: {error or "unknown file type"}') from error
-    names = sorted(class_to_idx, key=class_to_idx.get)
-    if [class_to_idx[name] for name in names] != list(range(len(names))):
-        raise UsageError(f'Expected class indices 0 to {len(names) - 1} in {class_map}, but got others.')
+def read_class_map(class_map: Union[str, dict[str, int]], root: Root = None) -> list[str]:
+    """Names of the classes of --class-map, a file that timm reads, as given or relative to root."""
+    if not isinstance(class_map, dict):
+        places = (Path(class_map), Path(root or '') / class_map)
+        file = next((place for place in places if os.path.isfile(place)), None)  # no pipes
+        if file is None:
+            raise UsageError(f'Cannot read the classes from {class_map} (--class-map): it is not a file.')
+        try:
+            class_map = load_class_map(str(file))
+        except Exception as error:  # a damaged .pkl can raise anything; timm's unpickler runs no code
+            reason = str(error).rstrip('.') or type(error).__name__
+            raise UsageError(f'Cannot read the classes from {file} (--class-map): {reason}.') from error
+    else:
+        file = 'the class map'
+    if not all(isinstance(name, str) and name and type(index) is int for name, index in class_map.items()):
+        raise UsageError(f'Expected a class in each line of {file} (--class-map), or a dict of classes and indices.')
+    names = sorted(class_map, key=class_map.get)
+    if not names or [class_map[name] for name in names] != list(range(len(names))):
+        raise UsageError(f'Expected class indices 0 to {len(names) - 1} in {file} (--class-map), but got others.')
     return names
 
 

@@ -138,9 +138,20 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
             state: dict[str, Any] = {'state_dict': {name: file.get_tensor(name) for name in file.keys()}}  # noqa: SIM118
         if description is not None:
             state[KEY] = {'info': json.loads(description)}
-    except (OSError, SafetensorError, ValueError) as error:
+            if not _is_info(state[KEY]['info']):
+                raise ValueError(f'its description of the model is {description!r:.200}')
+    except (OSError, RecursionError, SafetensorError, ValueError) as error:
         raise UsageError(f'Expected a safetensors file, but got {path}: {error}') from error
     return state
+
+
+def _is_info(info: Any) -> bool:
+    """True if JSON has the form of `CheckpointInfo.state`."""
+    if not isinstance(info, dict) or not isinstance(info.get('model_name'), str):
+        return False
+    names = info.get('class_names') or []
+    are_dicts = all(isinstance(info.get(key, {}), dict) for key in ('model_kwargs', 'data_config'))
+    return are_dicts and isinstance(names, list) and all(isinstance(name, str) for name in names)
 
 
 def read_tensors(path: Union[str, Path]) -> Optional[list[torch.Tensor]]:

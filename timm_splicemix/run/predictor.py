@@ -8,10 +8,9 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from timm.data.readers.class_map import load_class_map
 from torch import nn
 
-from ..data import create_transform, decode_image
+from ..data import create_transform, decode_image, read_class_map
 from ..errors import UsageError
 from ..files import write_csv, write_json
 from .load import CheckpointInfo
@@ -186,11 +185,7 @@ def read_class_names(path: Optional[str], known: Optional[Sequence[str]], number
     """Return the name of each output: from --class-map, from the checkpoint (`known`), or else its index."""
     if not path:
         return tuple(known or map(str, range(number)))
-    try:
-        class_to_idx = load_class_map(path)
-    except (AssertionError, OSError, ValueError) as error:
-        raise UsageError(f'Expected a file of class names for --class-map, but got {path}: {error}') from error
-    names = sorted(class_to_idx, key=class_to_idx.get)
+    names = read_class_map(path)
     if len(names) != number:
         raise UsageError(f'Expected {number} classes, as the model has, but got {len(names)} in {path}.')
     return tuple(names)

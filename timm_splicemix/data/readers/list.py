@@ -1,5 +1,4 @@
 """ Text files that list images with class indices """
-import os
 from pathlib import Path
 from typing import Optional, Sequence, Union
 
@@ -7,7 +6,9 @@ import torch
 
 from ...errors import UsageError
 from ...files import read_text
-from .base import MultiLabelReader, check_files_exist, check_unique
+from .base import MultiLabelReader, check_files_exist, check_unique, image_paths
+
+_DIGITS = 6  # of an index: there is a name and a column for each class
 
 
 class ReaderList(MultiLabelReader):
@@ -52,7 +53,7 @@ class ReaderList(MultiLabelReader):
                         f'Expected class indices 0 to {len(class_names) - 1} in {file}:{line}, but got {index}. Set '
                         '--class-map or --num-classes to all classes.')
                 targets[row, index] = 1
-        paths = [os.path.join(root, name) for _, name, _ in rows]
+        paths = image_paths(root, [name for _, name, _ in rows], str(file))
         check_unique(paths, str(file))
         if images_must_exist:
             check_files_exist(paths, str(file))
@@ -75,6 +76,9 @@ def _read_rows(file: Path) -> list[tuple[int, str, list[int]]]:
                 raise UsageError(
                     f"Expected class indices (0, 1, ...) in {file}:{line}, but got '{index}'. Put a TAB after an image "
                     'with a comma in its name; use a CSV file (--dataset csv) for class names.')
+            if len(index) > _DIGITS:
+                raise UsageError(
+                    f"Expected class indices of at most {_DIGITS} digits in {file}:{line}, but got '{index:.80}'.")
         rows.append((line, name.strip(), [int(index) for index in indices]))
     if not rows:
         raise UsageError(f'{file} is empty.')

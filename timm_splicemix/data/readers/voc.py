@@ -9,7 +9,7 @@ import torch
 from ...errors import UsageError
 from ...files import open_regular, read_text
 from ..splits import TRAIN, VALIDATION
-from .base import MultiLabelReader, check_files_exist, check_unique, class_index
+from .base import MultiLabelReader, check_files_exist, check_unique, class_index, image_paths
 
 VOC_CLASSES = (
     'aeroplane', 'bicycle', 'bird', 'boat', 'bottle', 'bus', 'car', 'cat', 'chair', 'cow', 'diningtable', 'dog',
@@ -66,15 +66,13 @@ class ReaderVoc(MultiLabelReader):
 
         list_file = main / f'{split}.txt'
         image_ids = _read_image_ids(list_file) if list_file.is_file() else None
-        if all(file.is_file() for file in _class_files(main, split)):
-            self.source = 'class files'
+        self.source = 'class files' if all(file.is_file() for file in _class_files(main, split)) else 'xml'
+        if self.source == 'class files':
             image_ids, labels = _read_class_files(main, split, image_ids)
-        else:
-            self.source = 'xml'
-            labels = _read_xml(folder / 'Annotations', image_ids)
-
-        paths = [str(folder / 'JPEGImages' / f'{image_id}.jpg') for image_id in image_ids]
+        paths = image_paths(folder / 'JPEGImages', [f'{image_id}.jpg' for image_id in image_ids], str(list_file))
         check_unique(paths, str(list_file))
+        if self.source == 'xml':
+            labels = _read_xml(folder / 'Annotations', image_ids)
         if images_must_exist:
             check_files_exist(paths, f'split {split} in {main}')
         targets = (labels == 1).to(torch.int8)
@@ -167,12 +165,12 @@ def _read_xml(annotations: Path, image_ids: list[str]) -> torch.Tensor:
 
 def _read_objects(file: Path) -> list[tuple[str, bool]]:
     """Class of each object of an image, and whether the object is difficult."""
-    if not file.is_file():
+    if not os.path.isfile(file):  # Path.is_file raises an error for long names
         raise UsageError(f'No labels: there are neither all class files in ImageSets/Main nor {file}.')
     try:
         with open_regular(file) as stream:
             annotation = ET.parse(stream).getroot()
-    except (ET.ParseError, OSError) as error:
+    except (ET.ParseError, LookupError, OSError, ValueError) as error:  # LookupError, ValueError: unknown encodings
         raise UsageError(f'Cannot read {file} as XML: {error}.') from error
     if annotation.tag != 'annotation':
         raise UsageError(f'Expected an <annotation> in {file}, but got <{annotation.tag}>.')

@@ -11,14 +11,14 @@ from typing import Any, BinaryIO, Optional, Sequence, Union
 
 import numpy as np
 import torch
-from filelock import FileLock
 from tqdm import tqdm
 
 from ...errors import UsageError
-from ...files import atomic_write, open_regular, read_text
+from ...files import atomic_write, open_regular, read_json, read_text
+from ..cache import lock_beside
 from ..seeding import mix_seeds
 from ..splits import split_names
-from .base import MultiLabelReader, class_index
+from .base import MultiLabelReader, check_classes, class_index
 
 _logger = logging.getLogger(__name__)
 _IMAGES = ('jpg', 'jpeg', 'png', 'webp')
@@ -30,6 +30,7 @@ _MULTI_HOT_FIELDS = ('target', 'multi_hot')
 _MULTI_HOT_SUFFIX = ':multi_hot'
 _CLASSES = 'classes.txt'
 _INDEX = '.tsm_index.json'
+_TAR_ERRORS = (tarfile.TarError, ArithmeticError, EOFError, LookupError, RecursionError, ValueError)  # of bad headers
 
 Members = dict[str, tuple[str, bytes]]  # name and content of each member of a sample, by extension
 
@@ -136,13 +137,13 @@ class ReaderWds(MultiLabelReader):
             where = f'{shard}:{members["json"][0]}'
             try:
                 content = json.loads(members['json'][1])
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UsageError(f'Invalid JSON in {where}: {error}') from error
         found = next((name for name in fields if name in content), None) if isinstance(content, dict) else None
         if found is None and ('cls' not in members or field):
             raise UsageError(
-                f"Expected the field {' or '.join(fields)} in {where}, but got {content}. Set --target-key to the "
-                'field of the labels.')
+                f"Expected the field {' or '.join(fields)} in {where}, but got {content!r:.200}. Set --target-key to "
+                'the field of the labels.')
         if found in multi_hot_fields:
             return self._parse_multi_hot(content[found], where)
         if found is not None:
@@ -152,19 +153,20 @@ class ReaderWds(MultiLabelReader):
         try:
             labels = [int(label) for label in text.replace(',', ' ').split()]
         except ValueError as error:
-            raise UsageError(f"Expected class indices in {where}, but got '{text.strip()}'.") from error
+            raise UsageError(f'Expected class indices in {where}, but got {text.strip()!r:.200}.') from error
         return self._parse_labels(labels, where)
 
     def _parse_labels(self, labels: Any, where: str) -> torch.Tensor:
         if not isinstance(labels, list):
-            raise UsageError(f'Expected a list of labels in {where}, but got {labels!r}.')
+            raise UsageError(f'Expected a list of labels in {where}, but got {labels!r:.200}.')
         number = len(self.class_names)
         target = torch.zeros(number)
         for label in labels:
             if isinstance(label, str):
                 label = class_index(label, self.class_to_idx, where)
             elif type(label) is not int or not 0 <= label < number:
-                raise UsageError(f'Expected names or indices of the {number} classes in {where}, but got {label!r}.')
+                raise UsageError(
+                    f'Expected names or indices of the {number} classes in {where}, but got {label!r:.200}.')
             target[label] = 1
         return target
 
@@ -172,7 +174,8 @@ class ReaderWds(MultiLabelReader):
         number = len(self.class_names)
         if (not isinstance(values, list) or len(values) != number
                 or not all(isinstance(value, (int, float)) and value in (-1, 0, 1) for value in values)):
-            raise UsageError(f'Expected a list of {number} values among 0, 1 and -1 in {where}, but got {values!r}.')
+            raise UsageError(
+                f'Expected a list of {number} values among 0, 1 and -1 in {where}, but got {values!r:.200}.')
         return torch.tensor(values, dtype=torch.float32)
 
 
@@ -226,14 +229,11 @@ def index_shards(root: Union[str, Path], shards: Sequence[str]) -> list[np.ndarr
         Byte offset of each sample in its shard, and the end of the last one.
     """
     cache = Path(root) / _INDEX
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError, NotImplementedError):
-            # One process scans; the others wait for its cache.
-            stack.enter_context(FileLock(Path(root) / '.tsm_index.lock'))
+    with lock_beside(cache):
         known = _read_index(cache)
         stats = {os.path.relpath(shard, root): os.stat(shard) for shard in shards}
         stamps = {shard: [stat.st_size, stat.st_mtime_ns] for shard, stat in stats.items()}
-        new = [shard for shard, stamp in stamps.items() if known.get(shard, {}).get('stamp') != stamp]
+        new = [shard for shard, stamp in stamps.items() if not _is_index(known.get(shard), stamp)]
         for shard in tqdm(new, desc='Indexing shards', disable=None, leave=False):
             known[shard] = {'stamp': stamps[shard], 'offsets': _scan(os.path.join(root, shard))}
         if new:
@@ -245,12 +245,21 @@ def index_shards(root: Union[str, Path], shards: Sequence[str]) -> list[np.ndarr
     return [np.array(known[shard]['offsets'], dtype=np.int64) for shard in stamps]
 
 
-def _read_index(cache: Path) -> dict[str, dict]:
+def _read_index(cache: Path) -> dict[str, Any]:
     try:
-        index = json.loads(cache.read_text())
-    except (OSError, ValueError):
+        index = read_json(cache)
+    except UsageError:
         return {}
     return index if isinstance(index, dict) else {}
+
+
+def _is_index(entry: Any, stamp: list[int]) -> bool:
+    """Whether an entry of the cached index is that of a shard with this size and time."""
+    if not isinstance(entry, dict) or entry.get('stamp') != stamp or not isinstance(entry.get('offsets'), list):
+        return False
+    offsets = entry['offsets']
+    are_places = all(type(offset) is int and 0 <= offset <= stamp[0] for offset in offsets)
+    return len(offsets) > 1 and are_places and offsets == sorted(offsets)
 
 
 def _read_class_names(root: Path, name: str) -> list[str]:
@@ -261,6 +270,7 @@ def _read_class_names(root: Path, name: str) -> list[str]:
     names = list(filter(None, map(str.strip, read_text(file).splitlines())))
     if not names:
         raise UsageError(f'{file} is empty. Write one class name per line to it.')
+    check_classes(names, file)
     return names
 
 
@@ -338,6 +348,7 @@ def _scan(shard: str) -> list[int]:
             with tarfile.open(fileobj=file, mode='r:') as tar:
                 while (member := tar.next()) is not None:
                     tar.members = []  # it would keep all of them in memory
+                    _check_member(member, shard)
                     end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                     parts = _split_member(member.name) if member.isreg() else None
                     if parts is None:
@@ -347,7 +358,7 @@ def _scan(shard: str) -> list[int]:
                         offsets.append(member.offset)
                         sample = parts[0], []
                     sample[1].append(parts[1])
-        except tarfile.TarError as error:
+        except _TAR_ERRORS as error:
             raise _broken_error(shard, str(error)) from error
         # tarfile mistakes a broken header, or the end of the file, for the end of the archive.
         file.seek(end)
@@ -358,6 +369,13 @@ def _scan(shard: str) -> list[int]:
     if not offsets:
         raise UsageError(f'{shard} has no samples.')
     return [*offsets, end]
+
+
+def _check_member(member: tarfile.TarInfo, shard: str) -> None:
+    if member.size < 0:  # tarfile would go back and never end
+        raise _broken_error(shard, f'{member.name} has {member.size} bytes')
+    if member.name.startswith('/') or '..' in member.name.split('/'):
+        raise UsageError(f"{shard} has a member '{member.name}', and paths outside of the shard are refused.")
 
 
 def _check_sample(sample: Optional[tuple[str, list[str]]], shard: str) -> None:
@@ -382,7 +400,7 @@ def _read_members(shard: str, start: int, end: int) -> Members:
                 parts = _split_member(member.name) if member.isreg() else None
                 if parts is not None:
                     members[parts[1]] = member.name, tar.extractfile(member).read()
-    except tarfile.TarError as error:
+    except _TAR_ERRORS as error:
         raise _broken_error(shard, f'{error} after it was indexed') from error
     if not set(members) & set(_IMAGES) or not set(members) & set(_LABELS):
         raise _broken_error(shard, 'it changed after it was indexed')
