@@ -49,6 +49,7 @@ bench: $(INSTALLED)  ## run all benchmarks, also if one misses its ratio
 	-$(BIN)/python benchmarks/mixer.py --channels-last --at-least 1
 	-$(BIN)/python benchmarks/loader.py --workers 1
 	-$(BIN)/python benchmarks/metrics.py
+	-$(BIN)/python benchmarks/labels.py
 	-$(BIN)/python benchmarks/step.py
 
 clean:  ## remove the virtual environment and all generated files
