@@ -182,18 +182,25 @@ def _split_labels(
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
     """The labels in the order of their first occurrence, and the row and the number of each label in the cells."""
     number_of: dict[str, int] = defaultdict(itertools.count().__next__)
+    has_delimiter = delimiter is not None and any(delimiter in name for name in whole)
     counts, numbers = [], []
     for start in range(0, len(cells), _BLOCK):
         block = cells[start:start + _BLOCK]
-        parts = [[cell] if delimiter is None or cell in whole else cell.split(delimiter) for cell in block]
-        counts.append(np.array([len(part) for part in parts]))
-        numbers.append(np.array([number_of[part.strip()] for part in itertools.chain.from_iterable(parts)]))
-    rows, numbers = np.arange(len(cells)).repeat(np.concatenate(counts)), np.concatenate(numbers)
-    empty = number_of.pop('', None)
-    if empty is not None:
-        rows, numbers = rows[numbers != empty], numbers[numbers != empty]
-        numbers -= numbers > empty
-    return list(number_of), rows, numbers
+        if has_delimiter:
+            parts = [[cell] if cell in whole else cell.split(delimiter) for cell in block]
+            counts.append([len(part) for part in parts])
+            parts = itertools.chain.from_iterable(parts)
+        elif delimiter is None:
+            parts = block
+            counts.append([1] * len(block))
+        else:
+            parts = delimiter.join(block).split(delimiter)
+            counts.append([cell.count(delimiter) + 1 for cell in block])
+        numbers.append(np.array([number_of[part] for part in parts], dtype=np.int32))
+    labels = {label: number for number, label in enumerate(dict.fromkeys(filter(None, map(str.strip, number_of))))}
+    numbers = np.array([labels.get(part.strip(), -1) for part in number_of])[np.concatenate(numbers)]
+    rows = np.arange(len(cells)).repeat(np.concatenate(counts))
+    return list(labels), rows[numbers >= 0], numbers[numbers >= 0]
 
 
 def _read_class_columns(

@@ -126,9 +126,9 @@ def _parse_columns(text: str, delimiter: str) -> Optional[list[list[str]]]:
     columns: list[list[str]] = []
     try:
         while block := list(itertools.islice(rows, _BLOCK)):
-            block = [row for row in block if ''.join(row).strip()]
+            block = [row for row in block if row and (row[0].strip() or ''.join(row).strip())]
             columns = columns or [[] for _ in (block or [()])[0]]
-            if any(len(row) != len(columns) for row in block):
+            if not set(map(len, block)) <= {len(columns)}:
                 return None
             for column, cells in zip(columns, zip(*block)):
                 column.extend(cells)
