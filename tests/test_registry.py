@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import tarfile
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from timm_splicemix.data import (
     check_same_classes,
     create_dataset,
     create_loader,
+    generate_shapes,
+    registry,
 )
 
 from .helpers import raises_error
@@ -44,6 +47,30 @@ def test_labels_are_hidden_in_training_only(csv_root):
     with raises_error("keep_labels is for training splits, but got split 'validation'"):
         create_dataset('csv', csv_root, 'validation', keep_labels='single')
     assert create_dataset('csv', csv_root, 'validation', keep_labels='single', is_training=True).targets.sum() == 1
+
+
+def create_as_timm(name, root, train_split='train', val_split='validation'):
+    """The calls of timm's train script, with its defaults."""
+    common = {
+        'root': root, 'class_map': '', 'download': False, 'batch_size': 128, 'input_img_mode': 'RGB',
+        'input_key': None, 'target_key': None, 'num_samples': None, 'trust_remote_code': False}
+    train = create_dataset(name, split=train_split, is_training=True, seed=42, repeats=0., **common)
+    return train, create_dataset(name, split=val_split, is_training=False, **common)
+
+
+def test_the_calls_of_timms_train_script_are_accepted(csv_root, monkeypatch):
+    # The seed of training must not generate other shapes than those of the validation set.
+    monkeypatch.setattr(registry, 'generate_shapes', partial(generate_shapes, images={'train': 3, 'val': 2}))
+    for name, root in (('csv', csv_root), ('shapes', csv_root / 'shapes')):
+        train, validation = create_as_timm(name, root)
+        assert torch.equal(train.targets, create_dataset(name, root).targets)
+        assert torch.equal(validation.targets, create_dataset(name, root, 'val').targets)
+    for name in ('train/a', 'train/b', 'val/a', 'val/b'):
+        write_images(csv_root / 'folder' / name, 2)
+    assert list(map(len, create_as_timm('', csv_root / 'folder'))) == [4, 4]
+    for option in ({'repeats': 2.}, {'trust_remote_code': True}, {'num_samples': 3}):
+        with raises_error(f"Data set 'csv' has no option {next(iter(option))}"):
+            create_dataset('csv', csv_root, **option)
 
 
 def test_a_class_without_any_positive_is_named(csv_root, caplog):

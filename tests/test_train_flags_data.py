@@ -23,7 +23,7 @@ from .helpers import raises_error
 from .runs import CLASSES, make_images
 from .test_coco import ANNOTATIONS, write_coco
 from .test_voc import make_voc
-from .test_wds import NAMES, sample, write_tar
+from .test_wds import NAMES, sample, write_shards, write_tar
 from .train_flags import batches, build, images_of, shows
 
 WHOLE = ('--scale', '1', '1', '--ratio', '1', '1', '--hflip', '0')  # nothing at random
@@ -85,6 +85,14 @@ def test_the_length_of_a_stream_is_passed_to_timm(timm_calls, data):
         '--dataset', 'tfds/some', '--train-num-samples', '7', '--val-num-samples', '5', '--epoch-repeats', '2', data)
     assert [call['num_samples'] for call in timm_calls] == [7, 5]
     assert [call.get('repeats') for call in timm_calls] == [2, None]
+
+
+def test_the_number_of_samples_in_shards_can_be_limited(tmp_path):
+    write_shards(tmp_path, [5, 4])
+    write_shards(tmp_path, [6], split='val')
+    assert list(map(len, create_sets('--dataset', 'wds/', tmp_path))) == [9, 6]
+    flags = ('--train-num-samples', '7', '--val-num-samples', '4')
+    assert list(map(len, create_sets('--dataset', 'wds/', tmp_path, *flags))) == [7, 4]
 
 
 @pytest.mark.parametrize('flags', [

@@ -472,3 +472,20 @@ def test_a_repeated_class_names_its_file(tmp_path):
     write_shards(tmp_path, [1], classes=['cat', 'dog', 'cat', 'fox'])
     with raises_error(r"Duplicate class 'cat' in .*classes.txt"):
         ReaderWds(tmp_path)
+
+
+@pytest.mark.parametrize(('number', 'shards'), [(3, 1), (5, 1), (14, 2), (15, 3), (22, 4), (23, 4)])
+def test_the_number_of_samples_can_be_limited(root, number, shards):
+    reader = ReaderWds(root, num_samples=number)
+    assert (len(reader), len(reader.shards), len(reader.locations())) == (number, shards, number)
+    assert sorted(reader.epoch_order(0, 0).tolist()) == list(range(number))
+    assert reader.locations() <= ReaderWds(root).locations()
+    assert read(root, num_samples=number)[-1][0] == number - 1
+
+
+def test_a_limit_is_logged(root, caplog):
+    assert len(create_dataset('wds/', root, num_samples=4)) == 4
+    assert caplog.messages == ["Using the first 4 of the 23 samples of split 'train'."]
+    caplog.clear()
+    assert len(create_dataset('wds/', root, num_samples=40)) == len(create_dataset('wds/', root, num_samples=23)) == 23
+    assert caplog.messages == ["Split 'train' has 23 samples, fewer than the given 40. All are used."]

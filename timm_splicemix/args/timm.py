@@ -89,7 +89,8 @@ def add_timm_validate_args(parser: argparse.ArgumentParser) -> None:
     _add_source_args(add)
     add('--split', default='validation', metavar='NAME',
         help="split to evaluate; 'validation' finds the data set's own name (val2014, test, val)")
-    add('--num-samples', type=at_least(1), metavar='N', help='size of a streamed split (default: from its metadata)')
+    add('--num-samples', type=at_least(1), metavar='N',
+        help='size of the split of a streamed data set or of shards (default: from its metadata)')
 
     group = parser.add_argument_group('Model parameters')
     add = group.add_argument
@@ -228,7 +229,7 @@ def _add_train_data_args(parser: argparse.ArgumentParser) -> None:
         help="split to evaluate; 'validation' finds the data set's own name (val2014, test, val)")
     for name in ('train', 'val'):
         add(f'--{name}-num-samples', type=at_least(1), metavar='N',
-            help=f'size of a streamed {name} split (default: from its metadata)')
+            help=f'size of the {name} split of a streamed data set or of shards (default: from its metadata)')
     add('--train-batches-per-epoch', '--train-steps-per-epoch', type=at_least(1), metavar='N',
         help='batches per epoch (default: the whole data set)')
 

@@ -39,12 +39,12 @@ def _need_folder(root: Root, name: str) -> Path:
     return Path(root)
 
 
-def _shapes(name: str, root: Root, split: str, is_training: bool, seed: int = 0) -> MultiLabelReader:
+def _shapes(name: str, root: Root, split: str, is_training: bool, shapes_seed: int = 0) -> MultiLabelReader:
     root = cache_folder() / 'shapes' if root is None else root
     split = own_split(split)
     if split not in ('train', 'val', 'val_unbiased'):
         raise UsageError(f"Expected a split of shapes: train, val or val_unbiased, but got '{split}'.")
-    root = generate_shapes(root, seed=seed)
+    root = generate_shapes(root, seed=shapes_seed)
     return ReaderCoco(root / split, root / 'annotations' / f'instances_{split}.json')
 
 
@@ -91,10 +91,8 @@ def _hfds(
 
 
 def _wds(
-        name: str, root: Root, split: str, is_training: bool, target_key: Optional[str] = None, seed: int = 0,
-        **options: Any,
+        name: str, root: Root, split: str, is_training: bool, target_key: Optional[str] = None, **options: Any,
 ) -> MultiLabelReader:
-    # The seed is for timm's reader; the loader's seed shuffles these shards.
     return ReaderWds(_need_folder(root, name), name.partition('/')[2], split, label_key=target_key, **options)
 
 
@@ -108,7 +106,7 @@ _READERS: dict[str, Callable[..., MultiLabelReader]] = {
     'voc/2012': _voc,
 }
 _OPTIONS: dict[Callable[..., MultiLabelReader], tuple[str, ...]] = {
-    _shapes: ('seed',),
+    _shapes: ('shapes_seed',),
     _coco: ('annotations', 'class_order', 'keep_unlabelled', 'images_must_exist'),
     _voc: ('difficult', 'images_must_exist'),
     _csv: (
@@ -116,8 +114,11 @@ _OPTIONS: dict[Callable[..., MultiLabelReader], tuple[str, ...]] = {
         'images_must_exist'),
     _list: ('annotations', 'class_names', 'num_classes', 'images_must_exist'),
     _hfds: ('input_key', 'target_key', 'class_names'),
-    _wds: ('target_key', 'class_names', 'shuffle_size', 'seed'),
+    _wds: ('target_key', 'class_names', 'shuffle_size', 'num_samples'),
 }
+# Options of timm's function that these readers do not need: the loader shuffles, and 0 and False are off
+_TIMM_OPTIONS = ('batch_size', 'seed')
+_TIMM_SWITCHES = ('repeats', 'trust_remote_code')
 
 
 def dataset_names() -> list[str]:
@@ -144,7 +145,8 @@ def create_dataset(
 ) -> torch.utils.data.Dataset:
     """ Create a data set by its name.
 
-    Options that are None are left to the data set; an option that it does not have raises an error.
+    It accepts the calls of timm's train and validate scripts unchanged. Options that are None are left to the data
+    set; an option that it does not have raises an error.
 
     Args:
         name: 'shapes' (generated on first use), 'coco/2014', 'coco/2017', 'coco', 'voc/2007', 'voc/2012', 'csv',
@@ -163,13 +165,15 @@ def create_dataset(
         input_img_mode: PIL mode that images are converted to.
         **kwargs: Options of the data set: `annotations` (coco, csv, folder), `class_order` and `keep_unlabelled`
             (coco), `difficult` (voc), `image_column`, `label_column`, `split_column` and `label_delimiter` (csv),
-            `num_classes` (folder), `input_key` (hfds), `target_key` (hfds, wds), `shuffle_size` (wds), `seed` (shapes).
+            `num_classes` (folder), `input_key` (hfds), `target_key` (hfds, wds), `shuffle_size` and `num_samples`
+            (wds), `shapes_seed` (shapes). `batch_size`, `seed`, `repeats` and `trust_remote_code` are timm's.
 
     Returns:
         A data set with multi-hot float targets, `class_names` and `num_classes`, or timm's data set.
     """
     is_training = is_training_split(split) if is_training is None else is_training
     kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    class_map = class_map or None
     if class_names is None and class_map is not None:
         class_names = read_class_map(class_map, root)
     if keep_labels is not None and not is_training:
@@ -184,7 +188,10 @@ def create_dataset(
             raise UsageError(f"keep_labels is for multi-label data sets, but got '{name}'.")
         return _timm_dataset(name, root, split, is_training, download, class_map, common, kwargs)
 
-    options = kwargs if class_names is None else {**kwargs, 'class_names': class_names}
+    options = {key: value for key, value in kwargs.items() if key not in _TIMM_OPTIONS}
+    options = {key: value for key, value in options.items() if value or key not in _TIMM_SWITCHES}
+    if class_names is not None:
+        options['class_names'] = class_names
     unknown = [key for key in options if key not in _OPTIONS[factory]]
     if unknown:
         known = ', '.join(key for key in _OPTIONS[factory] if key != 'images_must_exist')

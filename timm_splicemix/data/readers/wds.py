@@ -50,6 +50,7 @@ class ReaderWds(MultiLabelReader):
         label_key: Field of the JSON files. None is 'labels', else 'target' or 'multi_hot', whose value is the
             multi-hot list itself; 'FIELD:multi_hot' reads another field in that way.
         shuffle_size: In training, a sample moves by less than this many places after the shards are shuffled.
+        num_samples: Number of samples to use, the first ones of the sorted shards; None uses all.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class ReaderWds(MultiLabelReader):
             class_names: Optional[Sequence[str]] = None,
             label_key: Optional[str] = None,
             shuffle_size: int = 1000,
+            num_samples: Optional[int] = None,
     ):
         # The constructor of the base class is not called: it would keep a path and a target for each sample.
         if shuffle_size < 1:
@@ -68,7 +70,8 @@ class ReaderWds(MultiLabelReader):
         self.shuffle_size = shuffle_size
         self.shards = find_shards(root, name, split)
         self._set_classes(_read_class_names(Path(root), name) if class_names is None else class_names, root)
-        self._offsets = index_shards(root, self.shards)
+        self._offsets = _first_samples(index_shards(root, self.shards), num_samples, split)
+        self.shards = self.shards[:len(self._offsets)]
         self._counts = np.array([len(offsets) - 1 for offsets in self._offsets])
         self._ends = self._counts.cumsum()
         self._targets: Optional[torch.Tensor] = None
@@ -243,6 +246,22 @@ def index_shards(root: Union[str, Path], shards: Sequence[str]) -> list[np.ndarr
             except (OSError, UsageError) as error:
                 _logger.info(f'The index of the shards is not cached: {error}')
     return [np.array(known[shard]['offsets'], dtype=np.int64) for shard in stamps]
+
+
+def _first_samples(offsets: list[np.ndarray], number: Optional[int], split: str) -> list[np.ndarray]:
+    """Offsets of the first samples of the shards; shards without any of them are left out."""
+    total = sum(len(part) - 1 for part in offsets)
+    if number is None or number == total:
+        return offsets
+    if number > total:
+        _logger.warning(f"Split '{split}' has {total:,} samples, fewer than the given {number:,}. All are used.")
+        return offsets
+    _logger.warning(f"Using the first {number:,} of the {total:,} samples of split '{split}'.")
+    kept = []
+    while number > 0:
+        kept.append(offsets[len(kept)][:number + 1])
+        number -= len(kept[-1]) - 1
+    return kept
 
 
 def _read_index(cache: Path) -> dict[str, Any]:
