@@ -7,7 +7,7 @@ from PIL import Image
 from timm.data import ImageDataset, create_transform
 
 import timm_splicemix as tsm
-from timm_splicemix.data import check_same_classes, dataset_names, generate_shapes
+from timm_splicemix.data import check_same_classes, create_loader, dataset_names, generate_shapes
 
 from .helpers import raises_error
 
@@ -100,3 +100,15 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path):
 def test_a_folder_that_does_not_exist_is_refused(root):
     with raises_error('The folder of data set'):
         tsm.create_dataset('', root=root)
+
+
+def test_an_error_of_a_transform_names_the_file(small_shapes):
+    def fail(image):
+        raise ZeroDivisionError('no such angle')
+
+    dataset = tsm.create_dataset('shapes', root=small_shapes, split='val')
+    loader = create_loader(dataset, 32, 4, num_workers=0, device=torch.device('cpu'))
+    dataset.transform = fail
+    file = small_shapes / 'val' / dataset.filename(0)
+    with pytest.raises(RuntimeError, match=f'Cannot transform image {file}: no such angle'):
+        next(iter(loader))

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import timm.data
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torchvision import transforms
 
 from timm_splicemix.data.decode import DECODERS, decode_image
+from timm_splicemix.data.seeding import seeded
 from timm_splicemix.data.transforms import MultiScaleCrop, create_transform, crop_and_resize
 
 from .helpers import raises_error
@@ -321,3 +322,18 @@ def test_what_makes_no_sense_is_refused(kwargs, message):
 def test_timms_default_scale_and_ratio_are_no_obstacle_to_multiscale():
     transform = create_transform(64, scale=[0.08, 1.], ratio=[3 / 4, 4 / 3], **TRAIN['multiscale'])
     assert isinstance(transform.transforms[0], MultiScaleCrop)
+
+
+@pytest.mark.parametrize(
+    'policy', ['rand-m1', 'rand-m9-mstd3-inc1', 'rand-m30-mmax30-inc1', 'augmix-m10', 'original', 'v0'])
+def test_posterization_keeps_at_least_one_bit_at_all_magnitudes(policy, monkeypatch):
+    kept, posterize = [], ImageOps.posterize
+    monkeypatch.setattr(
+        'timm.data.auto_augment.ImageOps.posterize', lambda image, bits: kept.append(bits) or posterize(image, bits))
+    transform = create_transform(8, is_training=True, auto_augment=policy, use_prefetcher=True)
+    image = Image.new('RGB', (12, 12), 'teal')
+    with seeded(0):
+        for _ in range(300):
+            transform(image)
+    assert kept and min(kept) >= 1
+    assert pickle.loads(pickle.dumps(transform))(image).dtype == torch.uint8  # workers may be spawned

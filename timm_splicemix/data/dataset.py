@@ -54,6 +54,15 @@ class StrictImageDataset(ImageDataset):
         path, target = self.reader.samples[index]
         return open_regular(path), target  # timm's reader would wait for a pipe
 
+    def _transform(self, image: Any, index: int) -> Any:
+        try:
+            return self.transform(image)
+        except UsageError:
+            raise
+        except Exception as error:  # of any library; without the file, nobody could find the image
+            name = self.reader.filename(index, absolute=True)
+            raise RuntimeError(f'Cannot transform image {name}: {error or repr(error)}') from error
+
     def __getitem__(self, index: int):
         try:
             file, target, *features = self._open(index)
@@ -66,7 +75,7 @@ class StrictImageDataset(ImageDataset):
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise BadImageError(self.reader.filename(index, absolute=True), error) from error
         if self.transform is not None:
-            image = self.transform(image)
+            image = self._transform(image, index)
         if target is None:
             target = -1
         elif self.target_transform is not None:

@@ -5,6 +5,7 @@ from typing import Any, Callable, Optional, Sequence, Union
 import torch
 from PIL import Image
 from timm.data import create_transform as timm_create_transform
+from timm.data.auto_augment import AugmentOp
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import (
     CenterCropOrPad,
@@ -201,6 +202,24 @@ _ON_TENSOR = {
 }
 
 
+class _AtLeastOneBit:
+    """timm's number of bits that posterization keeps, at least 1, because Pillow 13 refuses 0."""
+
+    def __init__(self, level_fn: Callable):
+        self.level_fn = level_fn
+
+    def __call__(self, level: float, hparams: dict[str, Any]) -> tuple[int]:
+        return max(1, self.level_fn(level, hparams)[0]),
+
+
+def _limit_posterize(stage: Callable) -> None:
+    """Limit the posterization of AutoAugment, RandAugment and AugMix, which timm keeps in `policy` or `ops`."""
+    groups = getattr(stage, 'policy', None) or [getattr(stage, 'ops', ())]
+    for operation in (operation for group in groups for operation in group):
+        if isinstance(operation, AugmentOp) and operation.name.startswith('Posterize'):
+            operation.level_fn = _AtLeastOneBit(operation.level_fn)
+
+
 def _to_tensor_stage(stage: Callable) -> Callable:
     if type(stage) in _ON_TENSOR:
         return _ON_TENSOR[type(stage)](stage)
@@ -288,6 +307,8 @@ def create_transform(
         **timm_kwargs,
     )
     parts = transform if isinstance(transform, tuple) else (transform,)
+    for stage in (stage for part in parts for stage in part.transforms):
+        _limit_posterize(stage)
     if multiscale:
         stages = parts[0].transforms
         assert isinstance(stages[0], RandomResizedCropAndInterpolation)
