@@ -1,4 +1,6 @@
+import logging
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,6 +8,8 @@ from PIL import Image
 
 from tests.helpers import raises_error
 from timm_splicemix.data.readers.csv import ReaderCsv, find_csv
+from timm_splicemix.files import write_csv
+from timm_splicemix.run.predictor import Prediction, write_predictions
 
 IMAGES = ('a.jpg', 'b.jpg', 'c.jpg')
 
@@ -76,6 +80,116 @@ def test_a_column_per_class_holds_present_absent_and_unknown(tmp_path):
     assert reader.targets.tolist() == [[1, 0], [-1, 1], [0, 1]]
 
 
+@pytest.mark.parametrize('present, absent', [
+    ('True', 'False'), ('TRUE', 'FALSE'), ('yes', 'No'), ('y', 'n'), ('1', '0')])
+def test_truth_values_are_read_in_any_case(tmp_path, present, absent):
+    reader = read(tmp_path, f'image,cat,dog\na.jpg,{present},{absent}\nb.jpg,{absent},{present}\n')
+    assert reader.targets.tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize('cell', ['', ' ', 'nan', 'NA', 'null'])
+def test_empty_cells_are_negative_or_unknown(tmp_path, cell, caplog):
+    text = f'image,cat,dog\na.jpg,1,{cell}\nb.jpg,{cell},0\n'
+    with caplog.at_level(logging.INFO):
+        assert read(tmp_path, text).targets.tolist() == [[1, 0], [0, 0]]
+    assert caplog.messages == [
+        f'2 empty cells in {tmp_path}/labels.csv count as negative; --csv-empty unknown makes them unknown.']
+    assert read(tmp_path, text, empty_cells='unknown').targets.tolist() == [[1, -1], [-1, 0]]
+
+
+def test_an_image_without_labels_is_negative_or_unknown(tmp_path, caplog):
+    text = 'image,labels\na.jpg,cat;dog\nb.jpg,\nc.jpg,cat\n'
+    with caplog.at_level(logging.INFO):
+        assert read(tmp_path, text).targets.tolist() == [[1, 1], [0, 0], [1, 0]]
+    assert '1 images without a label in' in caplog.text and '--csv-empty unknown' in caplog.text
+    assert read(tmp_path, text, empty_cells='unknown').targets.tolist() == [[1, 1], [-1, -1], [1, 0]]
+
+
+def test_a_file_of_1_and_minus_1_logs_what_minus_1_means(tmp_path, caplog):
+    assert read(tmp_path, 'image_id,Smiling,Male\na.jpg,1,-1\nb.jpg,-1,1\n').targets.tolist() == [[1, -1], [-1, 1]]
+    assert 'has 1 and -1, but no 0: -1 means unknown. Write 0 instead' in caplog.text
+
+
+@pytest.mark.parametrize('text, options', [
+    ('image,cat,dog\na.jpg,1,0\nb.jpg,0,1\n./a.jpg,1,0\na.jpg,1.0,no\n', {}),
+    ('image,labels\na.jpg,cat\nb.jpg,dog\na.jpg,cat\na.jpg,cat\n', {}),
+    ('image,labels,split\na.jpg,cat,train\nb.jpg,dog,train\na.jpg,cat,train\na.jpg,cat,train\nc.jpg,cat,val\n',
+     {'split': 'train'}),
+])
+def test_identical_rows_are_merged(tmp_path, text, options, caplog):
+    with caplog.at_level(logging.INFO):
+        reader = read(tmp_path, text, **options)
+    assert reader.filenames() == ['a.jpg', 'b.jpg'] and reader.targets.tolist() == [[1, 0], [0, 1]]
+    assert caplog.messages == [f'2 duplicate rows of {tmp_path}/labels.csv were merged.']
+
+
+def test_a_duplicate_row_does_not_change_how_labels_are_split(tmp_path):
+    assert read(tmp_path, 'image,labels\na.jpg,cat dog\nb.jpg,cow\na.jpg,cat dog\n').class_names == [
+        'cat', 'cow', 'dog']
+
+
+def test_one_label_per_row_is_united(tmp_path, caplog):
+    text = 'ImageID,Source,LabelName\na,x,Human face\nb,x,Tree\na,y,Tree\na,y,Human face\n'
+    with caplog.at_level(logging.INFO):
+        reader = read(tmp_path, text)
+    assert reader.filenames() == ['a.jpg', 'b.jpg']
+    assert reader.class_names == ['Human face', 'Tree'] and reader.targets.tolist() == [[1, 1], [0, 1]]
+    assert f'{tmp_path}/labels.csv has one label per row: 2 images in 4 rows.' in caplog.messages
+    assert f'1 duplicate rows of {tmp_path}/labels.csv were merged.' in caplog.messages
+
+
+def test_a_given_delimiter_unites_rows_of_several_labels(tmp_path):
+    reader = read(tmp_path, 'image,labels\na.jpg,cat;dog\nb.jpg,dog\na.jpg,cow\n', label_delimiter=';')
+    assert reader.class_names == ['cat', 'cow', 'dog'] and reader.targets.tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+def test_rows_of_another_split_are_not_united(tmp_path):
+    text = 'image,label,split\na.jpg,cat,train\na.jpg,dog,train\na.jpg,cow,val\nb.jpg,dog,val\n'
+    reader = read(tmp_path, text, split='train')
+    assert reader.class_names == ['cat', 'cow', 'dog'] and reader.targets.tolist() == [[1, 0, 1]]
+    assert read(tmp_path, text, split='val').targets.tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
+def test_a_confidence_of_0_is_an_absent_label(tmp_path, caplog):
+    text = 'ImageID,Source,LabelName,Confidence\na,v,/m/1,1\na,v,/m/2,0\nb,v,/m/3,1\nb,v,/m/1,0\nb,c,/m/1,1\n'
+    with caplog.at_level(logging.INFO):
+        reader = read(tmp_path, text)
+    assert reader.class_names == ['/m/1', '/m/2', '/m/3']
+    assert reader.targets.tolist() == [[1, 0, 0], [1, 0, 1]]
+    assert '2 classes of images without a Confidence in' in caplog.text and '--csv-empty unknown' in caplog.text
+    assert read(tmp_path, text, empty_cells='unknown').targets.tolist() == [[1, 0, -1], [1, -1, 1]]
+
+
+def test_other_confidences_are_reported_and_not_used(tmp_path, caplog):
+    assert read(tmp_path, 'ImageID,LabelName,Confidence\na,cat,0.7\na,dog,0\n').targets.tolist() == [[1, 1]]
+    assert "has other values than 0 and 1, such as '0.7'. It is not used" in caplog.text
+
+
+@pytest.mark.parametrize('separator', [';', '\t'])
+def test_the_header_tells_the_separator_of_columns(tmp_path, separator):
+    reader = read(tmp_path, f'image{separator}labels\r\na.jpg{separator}cat,dog\r\nb.jpg{separator}cow\r\n')
+    assert reader.class_names == ['cat', 'cow', 'dog']
+
+
+def test_predictions_of_this_package_are_labels(tmp_path):
+    predictions = [
+        Prediction(Path('-a.jpg'), {'=1+1': 0.9, '@home': 0.8}, {'=1+1': 0.9, '@home': 0.8, 'dog': 0.1}),
+        Prediction(Path('b.jpg'), {'dog': 0.7, '-3 dB': 0.6}, {'=1+1': 0.2, '@home': 0.1, 'dog': 0.7})]
+    make_csv(tmp_path, '', images=['-a.jpg', 'b.jpg'])
+    write_predictions(predictions, ['=1+1', '@home', 'dog', "'-x"], tmp_path / 'predictions.csv')
+    assert "'-a.jpg,'=1+1;@home" in (tmp_path / 'predictions.csv').read_text()
+    reader = ReaderCsv(tmp_path, tmp_path / 'predictions.csv')
+    assert reader.filenames() == ['-a.jpg', 'b.jpg'] and reader.class_names == ['-3 dB', '=1+1', '@home', 'dog']
+    assert reader.targets.tolist() == [[0, 1, 1, 0], [1, 0, 0, 1]]
+
+
+def test_class_columns_that_this_package_wrote_keep_their_names(tmp_path):
+    make_csv(tmp_path, '')
+    write_csv([{'image': 'a.jpg', '=sum': 1, "'=x": 0, '@': -1}], tmp_path / 'table.csv')
+    reader = ReaderCsv(tmp_path, tmp_path / 'table.csv')
+    assert reader.class_names == ['=sum', "'=x", '@'] and reader.targets.tolist() == [[1, 0, -1]]
+
+
 def test_given_classes_choose_and_order_the_columns(tmp_path):
     text = ',image,width,dog,cat\n0,a.jpg,640,1,0\n1,b.jpg,480,0,-1\n'
     reader = read(tmp_path, text, class_names=['cat', 'dog'])
@@ -86,13 +200,16 @@ def test_a_column_without_name_is_no_class(tmp_path):
     assert read(tmp_path, ',image,dog\n0,a.jpg,1\n7,b.jpg,0\n').class_names == ['dog']
 
 
-@pytest.mark.parametrize('column', ['image', 'Image_Path', 'path', 'FILE', 'filename', 'file_name', 'filepath', 'img',
-                                    'image_id', 'ID'])
+@pytest.mark.parametrize('column', [
+    'image', 'Image_Path', 'path', 'FILE', 'filename', 'file_name', 'filepath', 'img', 'image_id', 'ID', 'ImageID',
+    'Image Index', 'image-name', 'img_path', 'File Name'])
 def test_usual_names_of_the_image_column_are_recognised(tmp_path, column):
     assert read(tmp_path, f'x,{column}\n1,a.jpg\n').class_names == ['x']
 
 
-@pytest.mark.parametrize('column', ['labels', 'Label', 'tags', 'tag', 'CLASSES', 'class', 'categories', 'category'])
+@pytest.mark.parametrize('column', [
+    'labels', 'Label', 'tags', 'tag', 'CLASSES', 'class', 'categories', 'category', 'LabelName', 'class_name',
+    'Finding Labels'])
 def test_usual_names_of_the_label_column_are_recognised(tmp_path, column):
     assert read(tmp_path, f'width,{column},image\n8,cat,a.jpg\n').class_names == ['cat']
 
@@ -189,10 +306,12 @@ def test_a_file_that_has_no_extension_itself_is_taken(tmp_path):
     ('image,split\na.jpg,train\n', {},
      r'labels.csv has neither a column of labels nor .* Its columns: image, split. Set --csv-label-column'),
     ('image,cat,cat\na.jpg,1,1\n', {}, r"labels.csv has two columns 'cat'"),
-    ('image,cat,dog\na.jpg,1,1\nb.jpg,1,yes\n', {},
-     r"in column 'dog' of .*labels.csv:3, but got 'yes'. .*--csv-label-column .* --class-map"),
-    ('image,cat,dog\na.jpg,,1\n', {},
-     r"Expected 1 .*, 0 .* or -1 \(unknown\) in column 'cat' of .*labels.csv:2, but got nothing"),
+    ('a.jpg,cat\nb.jpg,dog\n', {}, r'The first line of .*labels.csv names an image: a.jpg, cat. Write a header'),
+    ('image,cat,dog\na.jpg,1,1\nb.jpg,1,maybe\n', {},
+     r"in column 'dog' of .*labels.csv:3, but got 'maybe'. .*--csv-label-column .* --class-map"),
+    ('image,cat,dog\na.jpg,1,1\nb.jpg,1,0.5\n', {},
+     r"Expected 1 .*, 0 .* or -1 \(unknown\) in column 'dog' of .*labels.csv:3, but got '0.5'"),
+    ('image,cat\na.jpg,1\n', {'empty_cells': 'absent'}, "Expected empty_cells to be negative or unknown"),
     ('image,cat\na.jpg,1\n', {'label_delimiter': ';'}, r"has no column of labels to split at ';'.*--csv-delim"),
     ('image,cat\na.jpg,1\n', {'class_names': ['cat', 'dog']},
      r"labels.csv has no column for class 'dog' of --class-map. Its columns: image, cat"),
@@ -205,9 +324,15 @@ def test_a_file_that_has_no_extension_itself_is_taken(tmp_path):
     ('image,labels\na.jpg,cat\nb.jpg\n', {}, r'Expected 2 fields .*labels.csv:3, but got 1'),
     ('image,labels\n"a.jpg,cat\n', {}, r'Invalid CSV in .*labels.csv:2: unexpected end of data'),
     ('image,labels\na.jpg,cat\n,dog\n', {}, r'labels.csv:3 has no image'),
-    ('image,labels\na.jpg,cat\na.jpg,dog\n', {}, r'labels.csv lists .*a.jpg more than once'),
+    ('image,cat\na.jpg,1\nb.jpg,1\na.jpg,0\n', {},
+     r'labels.csv:4 and .*labels.csv:2 list .*a.jpg with different labels. Remove one'),
+    ('image,labels\na.jpg,cat;dog\nb.jpg,dog\na.jpg,dog\n', {},
+     r"labels.csv:4 lists an image again with other labels, and .* contain ';'. Set --csv-delimiter ';'"),
+    ('image,labels\na.jpg,"cat\ndog"\n', {}, r"Class 'cat\\ndog' in .*labels.csv has a line break. Write its"),
+    ('image,"cat\u2028dog"\na.jpg,1\n', {}, r'has a line break'),
     ('image,labels\na.jpg,cat\nx.jpg,dog\ny,cat\n', {},
-     r'2 of the 3 images listed in .*labels.csv are missing, such as .*x.jpg'),
+     r'2 of the 3 images listed in .*labels.csv are missing, such as x.jpg \(relative to /.*\). Set --data-dir, '
+     r'--train-images .*--on-bad-image skip'),
 ])
 def test_each_error_names_the_place_and_the_fix(tmp_path, text, options, message):
     with raises_error(message):

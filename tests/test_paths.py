@@ -75,7 +75,7 @@ def test_links_are_followed(tmp_path):
 def test_names_that_differ_in_their_spelling_are_the_same_image(tmp_path):
     assert image_paths('r', ['a.jpg', './b.jpg', 'x//c.jpg', 'd..jpg', '...'], 'f') == [
         'r/a.jpg', 'r/b.jpg', 'r/x/c.jpg', 'r/d..jpg', 'r/...']
-    with raises_error('labels.csv lists .*b.jpg more than once'):
+    with raises_error(r'labels.csv:3 and .*labels.csv:2 list .*b.jpg with different labels'):
         read_csv(tmp_path, './b.jpg')
 
 

@@ -23,7 +23,7 @@ def root(tmp_path):
     for index in range(5):
         Image.new('RGB', (9, 7)).save(folder / f'{index}.jpg')
     (folder / 'absent_image.csv').write_text('image,labels\nnowhere.jpg,cat\n')
-    (folder / 'twice.csv').write_text('image,labels\n0.jpg,cat\n./0.jpg,dog\n')
+    (folder / 'twice.csv').write_text('image,labels\n0.jpg,cat\n./0.jpg,dog;cat\n')
     (folder / 'empty.csv').write_text('image,labels\n')
     return folder
 

@@ -204,6 +204,16 @@ def test_columns_of_a_table_can_be_named(data, tmp_path):
     assert train.filename(0) == '0.png' and 'a+b' in train.class_names
 
 
+@shows('csv_empty')
+def test_empty_cells_of_a_table_are_negative_or_unknown(data, tmp_path):
+    (tmp_path / 'labels.csv').write_text('image,cat,dog,split\n0.png,1,,train\n1.png,,1,val\n')
+    for name in ('0.png', '1.png'):
+        (tmp_path / name).symlink_to(data / name)
+    flags = ['--dataset', 'csv', tmp_path]
+    assert [each.targets.tolist() for each in create_sets(*flags)] == [[[1, 0]], [[0, 1]]]
+    assert [each.targets.tolist() for each in create_sets(*flags, '--csv-empty', 'unknown')] == [[[1, -1]], [[-1, 1]]]
+
+
 @shows('keep_labels', 'keep_labels_seed')
 def test_labels_of_the_training_set_are_hidden(data):
     def targets(*flags):

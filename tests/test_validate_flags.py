@@ -166,17 +166,17 @@ def test_annotations_of_coco_are_read_as_asked(score, tmp_path):
     torch.testing.assert_close(other.scores, mine.scores.flip(1))
 
 
-@shows('csv_image_column', 'csv_label_column', 'csv_split_column', 'csv_delimiter')
+@shows('csv_image_column', 'csv_label_column', 'csv_split_column', 'csv_delimiter', 'csv_empty')
 def test_columns_of_a_table_can_be_named(place, score, tmp_path):
     for name in ('val_00.png', 'val_01.png', 'val_02.png'):
         (tmp_path / name).symlink_to(place / 'data' / name)
     (tmp_path / 'labels.csv').write_text('\n'.join([
         'image,other,labels,things,split,where', 'val_00.png,val_01.png,cat,bird+dog,train,val',
-        'val_01.png,val_02.png,dog,cat,val,val', 'val_02.png,val_00.png,bird,dog,val,train']))
-    flags = ['--data-dir', tmp_path, '--csv-label-column', 'things', '--csv-delimiter', '+']
+        'val_01.png,val_02.png,dog,cat,val,val', 'val_02.png,val_00.png,bird,,val,val']))
+    flags = ['--data-dir', tmp_path, '--csv-label-column', 'things', '--csv-delimiter', '+', '--csv-empty', 'unknown']
     scores = score(*flags, '--csv-split-column', 'where', '--csv-image-column', 'other')
-    assert scores.filenames == ('val_01.png', 'val_02.png')
-    assert scores.targets.tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert scores.filenames == ('val_01.png', 'val_02.png', 'val_00.png')
+    assert scores.targets.tolist() == [[1, 0, 1], [0, 1, 0], [-1, -1, -1]]
 
 
 # Models

@@ -100,6 +100,11 @@ def _escape_cell(value: Any) -> Any:
     return value
 
 
+def unescape_cell(cell: str) -> str:
+    """Remove the `'` that `write_csv` adds."""
+    return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell
+
+
 def write_json(content: Any, path: PathLike) -> None:
     """Write JSON; NaN and infinity become null."""
     write_text(json.dumps(_without_nan(content), indent=2, ensure_ascii=False, allow_nan=False) + '\n', path)
@@ -165,8 +170,7 @@ def read_rows(path: PathLike) -> list[list[str]]:
     """Read a CSV file as lists of cells, without empty lines and without the `'` that `write_csv` adds."""
     text = read_text(path)
     try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline='')) if row]
-        return [[cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell for cell in row] for row in rows]
+        return [list(map(unescape_cell, row)) for row in csv.reader(io.StringIO(text, newline='')) if row]
     except csv.Error as error:
         raise UsageError(f'Expected CSV in {path}, but got: {error}') from error
 

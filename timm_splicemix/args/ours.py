@@ -2,7 +2,7 @@
 import argparse
 from typing import Any
 
-from ..data import CLASS_ORDERS, DECODERS, DIFFICULT, ON_BAD_IMAGE
+from ..data import CLASS_ORDERS, DECODERS, DIFFICULT, EMPTY, ON_BAD_IMAGE
 from ..data.transforms import CROP_MODES
 from ..loss import LOSSES, PARTIAL, REDUCTIONS, loss_parameters
 from ..metrics import PRESETS
@@ -167,6 +167,8 @@ def add_label_args(parser: argparse.ArgumentParser, training: bool = True) -> No
     for name, what in (('image', 'images'), ('label', 'labels'), ('split', 'split')):
         add(f'--csv-{name}-column', metavar='NAME', help=f'column of the {what} (csv; default: detected)')
     add('--csv-delimiter', metavar='CHAR', help='separator of labels (csv; default: detected)')
+    add('--csv-empty', choices=EMPTY,
+        help='label of empty cells, and of classes that an image has no Confidence for (csv; default: negative)')
     if training:
         add('--keep-labels', metavar='75|40|single|P',
             help='hide training labels: keep n // 2 + 1, n // 5 + 1 or 1 of the n labels of an image, or each entry '

@@ -11,7 +11,7 @@ from .loader import ON_BAD_IMAGE, MultiLabelLoader, create_loader
 from .missing import keep_labels
 from .readers.base import MultiLabelReader
 from .readers.coco import CLASS_ORDERS, ReaderCoco
-from .readers.csv import ReaderCsv
+from .readers.csv import EMPTY, ReaderCsv
 from .readers.list import ReaderList
 from .readers.voc import DIFFICULT, ReaderVoc
 from .readers.wds import ReaderWds
@@ -31,6 +31,7 @@ __all__ = [
     'CLASS_ORDERS',
     'DECODERS',
     'DIFFICULT',
+    'EMPTY',
     'ON_BAD_IMAGE',
     'BadImageError',
     'MultiLabelDataset',

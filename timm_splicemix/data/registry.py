@@ -111,7 +111,7 @@ _OPTIONS: dict[Callable[..., MultiLabelReader], tuple[str, ...]] = {
     _voc: ('difficult', 'images_must_exist'),
     _csv: (
         'annotations', 'class_names', 'image_column', 'label_column', 'split_column', 'label_delimiter',
-        'images_must_exist'),
+        'empty_cells', 'images_must_exist'),
     _list: ('annotations', 'class_names', 'num_classes', 'images_must_exist'),
     _hfds: ('input_key', 'target_key', 'class_names'),
     _wds: ('target_key', 'class_names', 'shuffle_size', 'num_samples'),
@@ -164,9 +164,10 @@ def create_dataset(
         target_transform: Applied to each target.
         input_img_mode: PIL mode that images are converted to.
         **kwargs: Options of the data set: `annotations` (coco, csv, folder), `class_order` and `keep_unlabelled`
-            (coco), `difficult` (voc), `image_column`, `label_column`, `split_column` and `label_delimiter` (csv),
-            `num_classes` (folder), `input_key` (hfds), `target_key` (hfds, wds), `shuffle_size` and `num_samples`
-            (wds), `shapes_seed` (shapes). `batch_size`, `seed`, `repeats` and `trust_remote_code` are timm's.
+            (coco), `difficult` (voc), `image_column`, `label_column`, `split_column`, `label_delimiter` and
+            `empty_cells` (csv), `num_classes` (folder), `input_key` (hfds), `target_key` (hfds, wds), `shuffle_size`
+            and `num_samples` (wds), `shapes_seed` (shapes). `batch_size`, `seed`, `repeats` and `trust_remote_code`
+            are timm's.
 
     Returns:
         A data set with multi-hot float targets, `class_names` and `num_classes`, or timm's data set.

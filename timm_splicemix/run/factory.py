@@ -104,6 +104,7 @@ def dataset_kwargs(args: argparse.Namespace, is_training: bool) -> dict[str, Any
         'label_column': args.csv_label_column,
         'split_column': args.csv_split_column,
         'label_delimiter': args.csv_delimiter,
+        'empty_cells': args.csv_empty,
     }
     if is_training and args.keep_labels is not None:
         kwargs.update(keep_labels=args.keep_labels, keep_labels_seed=args.keep_labels_seed)

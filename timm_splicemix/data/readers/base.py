@@ -47,7 +47,7 @@ class MultiLabelReader(Reader):
         self.root = str(root)
         self.class_names = list(class_names)
         self.class_to_idx = {name: index for index, name in enumerate(self.class_names)}
-        check_classes(self.class_names, root)
+        check_classes(self.class_names, self.labels_file or root)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -70,10 +70,13 @@ class MultiLabelReader(Reader):
 
 
 def check_classes(names: Sequence[str], where: Union[str, Path]) -> None:
-    """Raise an error for a class that `where` lists more than once."""
+    """Raise an error for a class that `where` lists more than once, or that has a line break."""
     name, count = Counter(names).most_common(1)[0] if names else ('', 0)
     if count > 1:
         raise UsageError(f"Duplicate class '{name}' in {where}: class names must be unique.")
+    broken = next((name for name in names if len(f'{name}.'.splitlines()) > 1), None)
+    if broken is not None:  # classes.txt has a line for each class
+        raise UsageError(f'Class {broken!r:.200} in {where} has a line break. Write its name in one line.')
 
 
 def class_index(label: str, class_to_idx: dict[str, int], where: str) -> int:
@@ -131,11 +134,14 @@ class Folders:
         return name in self._names[folder]
 
 
-def check_files_exist(paths: Sequence[str], where: str) -> None:
-    """Raise an error if images that `where` lists are missing."""
+def check_files_exist(paths: Sequence[str], where: str, root: Union[str, Path]) -> None:
+    """Raise an error if images that `where` lists, relative to root, are missing."""
     folders = Folders()
     missing = [path for path in paths if not folders.has(path)]
     if missing:
+        name = missing[0].removeprefix(os.path.join(root, ''))
+        place = '' if name == missing[0] else f' (relative to {os.path.abspath(root)})'
         raise UsageError(
-            f'{len(missing)} of the {len(paths)} images listed in {where} are missing, such as {missing[0]}. Check the '
-            'folder of the images (--data-dir).')
+            f'{len(missing):,} of the {len(paths):,} images listed in {where} are missing, such as {name}{place}. Set '
+            '--data-dir, --train-images or --val-images to the folder of the images, or train without the missing ones '
+            'by --on-bad-image skip.')

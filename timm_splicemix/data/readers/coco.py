@@ -63,7 +63,7 @@ class ReaderCoco(MultiLabelReader):
         paths = image_paths(images, files, str(annotations))
         check_unique(paths, str(annotations))
         if images_must_exist:
-            check_files_exist(paths, str(annotations))
+            check_files_exist(paths, str(annotations), images)
         super().__init__(paths, targets, content.class_names, root=images)
         self.labels_file = annotations
         self.image_ids = [image_id for image_id, keep in zip(content.image_ids, kept.tolist()) if keep]

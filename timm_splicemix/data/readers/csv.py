@@ -3,7 +3,7 @@ import itertools
 import logging
 from collections import defaultdict
 from pathlib import Path
-from typing import Iterable, Optional, Sequence, Union
+from typing import Iterable, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -14,18 +14,27 @@ from .base import (
     Folders,
     MultiLabelReader,
     check_files_exist,
-    check_unique,
     class_index,
     image_paths,
 )
-from .table import Table, find_column, garbage_collector_paused, read_rows, read_table
+from .table import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    SPLIT_COLUMNS,
+    Table,
+    find_column,
+    garbage_collector_paused,
+    plain_name,
+    read_rows,
+    read_table,
+)
 
 _logger = logging.getLogger(__name__)
-_IMAGE_COLUMNS = ('image', 'image_path', 'path', 'file', 'filename', 'file_name', 'filepath', 'img', 'image_id', 'id')
-_LABEL_COLUMNS = ('labels', 'label', 'tags', 'tag', 'classes', 'class', 'categories', 'category')
-_SPLIT_COLUMNS = ('split', 'subset', 'set', 'fold', 'partition')
+EMPTY = {'negative': 0, 'unknown': -1}  # target of empty cells
 _DELIMITERS = (';', '|', ',', ' ')
-_VALUES = {'0': 0, '1': 1, '-1': -1, '0.0': 0, '1.0': 1, '-1.0': -1}
+_VALUES = {
+    '0': 0, '1': 1, '-1': -1, '0.0': 0, '1.0': 1, '-1.0': -1, 'true': 1, 'false': 0, 'yes': 1, 'no': 0, 'y': 1, 'n': 0}
+_NOTHING = ('', 'nan', 'na', 'n/a', 'null', 'none')  # what programs write to empty cells
 _EXTENSIONS = tuple(e for ext in ('.jpg', '.jpeg', '.png', '.bmp', '.webp') for e in (ext, ext.upper()))
 _BLOCK = 1 << 13  # rows whose labels are split at once
 
@@ -52,7 +61,7 @@ def find_csv(root: Union[str, Path], split: str, split_column: Optional[str] = N
         raise UsageError(f'Expected {split}.csv or one file of all splits in {root}, but got {listed}.')
     rows = (cells for _, cells in read_rows(shared[0]))
     header = next(rows, [])
-    column = find_column(shared[0], header, split_column, _SPLIT_COLUMNS, '--csv-split-column')
+    column = find_column(shared[0], header, split_column, SPLIT_COLUMNS, '--csv-split-column')
     values = (cells[column] for cells in rows if len(cells) == len(header))
     if column is None or (split_column is None and not _has_splits(values, split)):
         raise UsageError(
@@ -70,9 +79,10 @@ def _has_splits(values: Iterable[str], split: Optional[str]) -> bool:
 class ReaderCsv(MultiLabelReader):
     """ Images and labels of a CSV (or, by its suffix, TSV) file with a header.
 
-    Labels are either in one column (`cat;dog`; an empty cell is no label) or in one column per class (1 present, 0
-    absent, -1 unknown). Columns are recognised by their names. Without class_names, the classes are the columns in
-    their order, or the sorted labels of the whole file, whatever their split.
+    Labels are either in one column (`cat;dog`; an empty cell is no label) or in one column per class (1, true or yes:
+    present; 0, false or no: absent; -1: unknown). An image may have several rows with one label each, with a column
+    Confidence of 1 (present) and 0 (absent) or without. Columns are recognised by their names. Without class_names, the
+    classes are the columns in their order, or the sorted labels of the whole file, whatever their split.
 
     Args:
         root: Folder that the images are relative to; names without an extension get that of the existing file.
@@ -83,6 +93,7 @@ class ReaderCsv(MultiLabelReader):
         label_column: Column of the labels.
         split_column: Column of the splits.
         label_delimiter: Separator of labels; None is the first of ; | , and space that occurs.
+        empty_cells: Target of empty cells, and of classes without a Confidence: 'negative' 0 or 'unknown' -1.
         images_must_exist: Raise an error for listed images that are missing.
     """
 
@@ -96,60 +107,109 @@ class ReaderCsv(MultiLabelReader):
             label_column: Optional[str] = None,
             split_column: Optional[str] = None,
             label_delimiter: Optional[str] = None,
+            empty_cells: str = 'negative',
             images_must_exist: bool = True,
     ):
-        table = read_table(Path(file))
-        image = table.find(image_column, _IMAGE_COLUMNS, '--csv-image-column')
-        if image is None:
-            raise UsageError(f'{file} has no column of images. Its columns: {table.listing}. Set --csv-image-column.')
-        part = table.find(split_column, _SPLIT_COLUMNS, '--csv-split-column')
-        if part is not None and split_column is None and not _has_splits(table.column(part), split):
-            part = None
         if label_delimiter == '':
             raise UsageError("Expected --csv-delimiter to be a character, but got ''.")
-        label = table.find(label_column, _LABEL_COLUMNS, '--csv-label-column')
+        if empty_cells not in EMPTY:
+            raise UsageError(f"Expected empty_cells to be {' or '.join(EMPTY)}, but got '{empty_cells}'.")
+        table = read_table(Path(file))
+        image = _find_images(table, image_column)
+        part = table.find(split_column, SPLIT_COLUMNS, '--csv-split-column')
+        if part is not None and split_column is None and not _has_splits(table.column(part), split):
+            part = None
+        rows = _find_rows(table, root, image, part, split)
+        label = table.find(label_column, LABEL_COLUMNS, '--csv-label-column')
         if label is not None:
-            class_names, targets = _read_labels(table, label, label_delimiter, class_names)
+            labels = _read_labels(table, rows, label, label_delimiter, class_names)
+            class_names, targets = labels.class_names, _to_targets(labels, rows, empty_cells)
         elif label_delimiter is not None:
             raise UsageError(
                 f"{file} has no column of labels to split at '{label_delimiter}'. Its columns: {table.listing}. Set "
                 '--csv-label-column, or leave --csv-delimiter out.')
         else:
             columns = [
-                column for column, name in enumerate(table.header)
-                if column not in (image, part) and (class_names is not None or name.lower() not in _IMAGE_COLUMNS)]
-            class_names, targets = _read_class_columns(table, columns, class_names)
+                column for column, name in enumerate(table.header) if column not in (image, part)
+                and (class_names is not None or plain_name(name) not in IMAGE_COLUMNS)]
+            class_names, targets = _read_class_columns(table, columns, class_names, empty_cells)
+            targets = _merge_rows(table, rows, targets)
 
-        kept = _rows_of_split(table, part, split)
-        names = table.column(image)
-        if kept is not None:
-            names, targets = [names[row] for row in kept], targets[kept]
-        if '' in names:
-            row = names.index('')
-            raise UsageError(f'{table.where(row if kept is None else kept[row])} has no image.')
-        paths = _complete(image_paths(root, names, str(file)))
-        check_unique(paths, str(file))
         if images_must_exist:
-            check_files_exist(paths, str(file))
-        super().__init__(paths, targets, class_names, root=root)
+            check_files_exist(rows.paths, str(file), root)
         self.labels_file = file
+        super().__init__(rows.paths, targets, class_names, root=root)
         self.split_column = None if part is None else table.header[part]
+
+
+class _Rows(NamedTuple):
+    """Images of the rows of a table."""
+    table: Table
+    keys: Sequence  # image of each row, with its split if only one split is kept
+    paths: list[str]  # distinct images of the kept rows
+    images: np.ndarray  # number of each row's image in `paths`, -1 for rows of other splits
+
+    @property
+    def are_unique(self) -> bool:
+        return len(self.paths) == len(self.images)
+
+
+def _find_images(table: Table, given: Optional[str]) -> int:
+    column = table.find(given, IMAGE_COLUMNS, '--csv-image-column')
+    if column is not None:
+        return column
+    if any(name.endswith(_EXTENSIONS) for name in table.header):
+        raise UsageError(
+            f'The first line of {table.file} names an image: {table.listing}. Write a header above it, such as '
+            'image,labels.')
+    raise UsageError(f'{table.file} has no column of images. Its columns: {table.listing}. Set --csv-image-column.')
+
+
+def _find_rows(
+        table: Table,
+        root: Union[str, Path],
+        image: int,
+        part: Optional[int],
+        split: Optional[str],
+) -> _Rows:
+    names = table.column(image)
+    if '' in names:
+        raise UsageError(f'{table.where(names.index(""))} has no image.')
+    paths = _complete(image_paths(root, names, str(table.file)))
+    kept = _rows_of_split(table, part, split)
+    if kept is None and len(set(paths)) == len(paths):
+        return _Rows(table, paths, paths, np.arange(len(paths)))
+    number_of: dict[str, int] = defaultdict(itertools.count().__next__)
+    rows = np.arange(len(paths)) if kept is None else np.array(kept)
+    images = np.full(len(paths), -1)
+    images[rows] = [number_of[paths[row]] for row in rows.tolist()]
+    keys = paths if kept is None else list(zip(paths, table.column(part)))
+    return _Rows(table, keys, list(number_of), images)
+
+
+class _Labels(NamedTuple):
+    """Labels of a column: the row and the class of each, and whether it is present (1) or absent (0)."""
+    class_names: list[str]
+    rows: np.ndarray
+    columns: np.ndarray
+    values: Optional[np.ndarray]  # None: all are present
 
 
 def _read_labels(
         table: Table,
+        rows: _Rows,
         column: int,
         delimiter: Optional[str],
         class_names: Optional[Sequence[str]],
-) -> tuple[list[str], torch.Tensor]:
-    """Class names and (N, classes) targets of one column of labels."""
+) -> _Labels:
     whole = set(class_names or ())  # known names are not split: 'dining table' has a space
     cells = table.column(column)
+    confidences = _read_confidences(table)
     if delimiter is None:
-        delimiter = next((d for d in _DELIMITERS if any(d in cell for cell in cells if cell not in whole)), None)
-        if delimiter == ' ':
-            _logger.warning(f'Labels of {table.file} are split at spaces. Set --csv-delimiter if that is wrong.')
-    labels, rows, numbers = _split_labels(cells, delimiter, whole)
+        delimiter = _find_delimiter(rows, cells, whole)
+    if not rows.are_unique:
+        _log_repeated_rows(rows, cells if confidences is None else zip(cells, confidences.tolist()))
+    labels, label_rows, numbers = _split_labels(cells, delimiter, whole)
     integers = all(label.isascii() and label.isdigit() and len(label) < 10 for label in labels)
     if class_names is None:
         class_names = sorted(labels, key=(lambda label: (int(label), label)) if integers else None)
@@ -165,13 +225,85 @@ def _read_labels(
     hint = f'--class-map lists the classes{separated}'
     for number, label in enumerate(labels):
         if class_to_idx.get(label, len(class_names)) >= len(class_names):
-            where = table.where(rows[numbers == number][0])
+            where = table.where(label_rows[numbers == number][0])
             class_index(label, class_to_idx, f'{where} ({hint})')
             raise UsageError(
                 f'Expected class indices 0 to {len(class_names) - 1} (--class-map) in {where}, but got {label}.')
-    targets = torch.zeros(len(cells), len(class_names), dtype=torch.int8)
-    targets.numpy()[rows, np.array([class_to_idx[label] for label in labels], dtype=int)[numbers]] = 1
-    return list(class_names), targets
+    columns = np.array([class_to_idx[label] for label in labels], dtype=int)[numbers]
+    values = None if confidences is None else confidences[label_rows]
+    return _Labels(list(class_names), label_rows, columns, values)
+
+
+def _find_delimiter(rows: _Rows, cells: Sequence[str], whole: set[str]) -> Optional[str]:
+    """Separator of the labels in a cell; None if each cell is one label."""
+    file = rows.table.file
+    found = next((d for d in _DELIMITERS if any(d in cell for cell in cells if cell not in whole)), None)
+    if rows.are_unique or len(set(zip(rows.keys, cells))) == len(set(rows.keys)):
+        if found == ' ':
+            _logger.warning(f'Labels of {file} are split at spaces. Set --csv-delimiter if that is wrong.')
+        return found
+    if found not in (None, ' '):
+        seen: dict = {}
+        row = next(row for row, (key, cell) in enumerate(zip(rows.keys, cells)) if seen.setdefault(key, cell) != cell)
+        raise UsageError(
+            f"{rows.table.where(row)} lists an image again with other labels, and cells of the file contain '{found}'. "
+            f"Set --csv-delimiter '{found}' to unite the labels of all rows of an image, or write one row per image.")
+    _logger.info(f'{file} has one label per row: {len(rows.paths):,} images in {int((rows.images >= 0).sum()):,} rows.')
+    return None
+
+
+def _log_repeated_rows(rows: _Rows, cells: Iterable) -> None:
+    kept = [pair for pair, image in zip(zip(rows.keys, cells), rows.images.tolist()) if image >= 0]
+    repeated = len(kept) - len(set(kept))
+    if repeated:
+        _logger.info(f'{repeated:,} duplicate rows of {rows.table.file} were merged.')
+
+
+def _read_confidences(table: Table) -> Optional[np.ndarray]:
+    """Whether the label of each row is present (1) or absent (0); None without a column that tells it."""
+    column = table.find(None, ('confidence',), '')
+    if column is None:
+        return None
+    values = {cell: _VALUES.get(cell.strip().lower()) for cell in set(table.cells[column])}
+    other = next((cell for cell, value in values.items() if value not in (0, 1)), None)
+    if other is None:
+        return np.fromiter(map(values.__getitem__, table.cells[column]), np.int8, len(table))
+    _logger.warning(
+        f"Column '{table.header[column]}' of {table.file} has other values than 0 and 1, such as {other!r:.80}. It is "
+        'not used: every listed label counts as present.')
+    return None
+
+
+def _to_targets(labels: _Labels, rows: _Rows, empty_cells: str) -> torch.Tensor:
+    """(images, classes) targets of a column of labels; the labels of an image's rows are united."""
+    targets = torch.zeros(len(rows.paths), len(labels.class_names), dtype=torch.int8)
+    images, columns, values = rows.images[labels.rows], labels.columns, labels.values
+    if not rows.are_unique:
+        kept = images >= 0
+        images, columns, values = images[kept], columns[kept], None if values is None else values[kept]
+    if values is not None:
+        what = 'classes of images without a Confidence'
+        listed = np.zeros(targets.shape, bool)
+        listed[images, columns] = True
+        targets.numpy()[~listed] = EMPTY[empty_cells]
+        empty = listed.size - int(listed.sum())
+        images, columns = images[values == 1], columns[values == 1]
+    else:
+        what = 'images without a label'
+        labelled = np.zeros(len(rows.paths), bool)
+        labelled[images] = True
+        targets[torch.from_numpy(~labelled)] = EMPTY[empty_cells]
+        empty = len(rows.paths) - int(labelled.sum())
+    _log_empty(empty, what, rows.table.file, empty_cells)
+    targets.numpy()[images, columns] = 1
+    return targets
+
+
+def _log_empty(number: int, what: str, file: Path, empty_cells: str) -> None:
+    if number and empty_cells == 'negative':
+        _logger.info(f'{number:,} {what} in {file} count as negative; --csv-empty unknown makes them unknown.')
+    elif number:
+        _logger.info(f'{number:,} {what} in {file} count as unknown (--csv-empty).')
 
 
 @garbage_collector_paused()
@@ -207,6 +339,7 @@ def _read_class_columns(
         table: Table,
         columns: Sequence[int],
         class_names: Optional[Sequence[str]],
+        empty_cells: str,
 ) -> tuple[list[str], torch.Tensor]:
     """Class names and (N, classes) targets of one column per class."""
     if class_names is not None:
@@ -223,18 +356,43 @@ def _read_class_columns(
             f'{table.file} has neither a column of labels nor columns of classes. Its columns: {table.listing}. Set '
             '--csv-label-column.')
     targets = torch.empty(len(table), len(columns), dtype=torch.int8)
+    empty = 0
     for place, column in enumerate(columns):
         cells = table.cells[column]
-        values = {cell: _VALUES.get(cell.strip()) for cell in set(cells)}
+        texts = {cell: cell.strip().lower() for cell in set(cells)}
+        values = {cell: EMPTY[empty_cells] if text in _NOTHING else _VALUES.get(text) for cell, text in texts.items()}
         if None in values.values():
             row = next(row for row, cell in enumerate(cells) if values[cell] is None)
-            got = f'{cells[row].strip()!r:.200}' if cells[row].strip() else 'nothing'
             raise UsageError(
                 f"Expected 1 (present), 0 (absent) or -1 (unknown) in column '{table.header[column]}' of "
-                f'{table.where(row)}, but got {got}. Set --csv-label-column to a column of labels, or --class-map to '
-                'the columns of classes.')
+                f'{table.where(row)}, but got {cells[row].strip()!r:.200}. Set --csv-label-column to a column of '
+                'labels, or --class-map to a file with the columns of classes.')
         targets.numpy()[:, place] = np.fromiter(map(values.__getitem__, cells), np.int8, len(cells))
+        empty += sum(cells.count(cell) for cell, text in texts.items() if text in _NOTHING)
+    _log_empty(empty, 'empty cells', table.file, empty_cells)
+    if not empty and (targets == -1).any() and not (targets == 0).any():
+        _logger.warning(
+            f'{table.file} has 1 and -1, but no 0: -1 means unknown. Write 0 instead if it stands for absent classes.')
     return [table.header[column] for column in columns], targets
+
+
+def _merge_rows(table: Table, rows: _Rows, targets: torch.Tensor) -> torch.Tensor:
+    """(images, classes) targets of (rows, classes); rows of the same image must be equal."""
+    if rows.are_unique:
+        return targets
+    kept = np.flatnonzero(rows.images >= 0)
+    images, first = np.unique(rows.images[kept], return_index=True)
+    merged = targets[kept[first]]
+    different = (merged[rows.images[kept]] != targets[kept]).any(dim=1)
+    if different.any():
+        row = kept[int(different.nonzero()[0])]
+        other = kept[first][rows.images[row]]
+        raise UsageError(
+            f'{table.where(row)} and {table.where(other)} list {rows.paths[rows.images[row]]} with different labels. '
+            'Remove one of these rows.')
+    if len(kept) > len(images):
+        _logger.info(f'{len(kept) - len(images):,} duplicate rows of {table.file} were merged.')
+    return merged
 
 
 def _rows_of_split(table: Table, column: Optional[int], split: Optional[str]) -> Optional[list[int]]:

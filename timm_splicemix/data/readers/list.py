@@ -56,9 +56,9 @@ class ReaderList(MultiLabelReader):
         paths = image_paths(root, [name for _, name, _ in rows], str(file))
         check_unique(paths, str(file))
         if images_must_exist:
-            check_files_exist(paths, str(file))
-        super().__init__(paths, targets, class_names, root=root)
+            check_files_exist(paths, str(file), root)
         self.labels_file = file
+        super().__init__(paths, targets, class_names, root=root)
 
 
 def _read_rows(file: Path) -> list[tuple[int, str, list[int]]]:

@@ -4,12 +4,21 @@ import csv
 import gc
 import io
 import itertools
+import re
 from pathlib import Path
 from typing import Iterator, NamedTuple, Optional, Sequence
 
 from ...errors import UsageError
-from ...files import open_regular, read_text
+from ...files import read_text, unescape_cell
 
+# Usual names of columns, in lower case and without spaces, _ and -
+IMAGE_COLUMNS = (
+    'image', 'imagepath', 'imgpath', 'path', 'file', 'filename', 'filepath', 'imagename', 'imgname', 'imagefile',
+    'imagefilename', 'imageindex', 'img', 'imageid', 'imgid', 'id')
+LABEL_COLUMNS = (
+    'labels', 'label', 'labelnames', 'labelname', 'tags', 'tag', 'classes', 'class', 'classnames', 'classname',
+    'categories', 'category', 'findinglabels')
+SPLIT_COLUMNS = ('split', 'subset', 'set', 'fold', 'partition')
 _BLOCK = 1 << 13  # rows that are split at once
 
 
@@ -60,30 +69,32 @@ def find_column(
         if given not in header:
             raise UsageError(f"{file} has no column '{given}' ({flag}). Its columns: {', '.join(header)}.")
         return header.index(given)
-    lower = [column.lower() for column in header]
-    return next((lower.index(name) for name in usual if name in lower), None)
+    plain = list(map(plain_name, header))
+    return next((plain.index(name) for name in usual if name in plain), None)
+
+
+def plain_name(name: str) -> str:
+    """A column's name in lower case, without spaces, _ and -: 'Image ID', 'image_id' and 'ImageID' are the same."""
+    return re.sub(r'[\s_-]+', '', name).lower()
 
 
 def read_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     """Line and cells of each row that is not blank, the header first."""
+    text = read_text(file)
+    reader = csv.reader(io.StringIO(text, newline=''), delimiter=_delimiter(file, text), strict=True)
     try:
-        with io.TextIOWrapper(open_regular(file), encoding='utf-8-sig', newline='') as stream:
-            reader = csv.reader(stream, delimiter=_delimiter(file), strict=True)
-            for fields in reader:
-                cells = [field.strip() for field in fields]
-                if any(cells):
-                    yield reader.line_num, cells
+        for fields in reader:
+            cells = [unescape_cell(field.strip()) for field in fields]
+            if any(cells):
+                yield reader.line_num, cells
     except csv.Error as error:
         raise UsageError(f'Invalid CSV in {file}:{reader.line_num}: {error}.') from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f'Expected UTF-8 text in {file}, but got: {error}') from error
-    except OSError as error:
-        raise UsageError(f'Cannot read {file}: {error.strerror or error}.') from error
 
 
 @garbage_collector_paused()
 def read_table(file: Path) -> Table:
-    text, delimiter = read_text(file), _delimiter(file)
+    text = read_text(file)
+    delimiter = _delimiter(file, text)
     columns = _split_plain(text, delimiter)
     if columns is None:
         columns = _parse_columns(text, delimiter)
@@ -91,6 +102,8 @@ def read_table(file: Path) -> Table:
         _check_rows(file)
     if not columns or len(columns[0]) < 2:
         raise UsageError(f'Expected a header and rows in {file}, but got {"a header only" if columns else "nothing"}.')
+    if "'" in text:  # a file that `write_csv` wrote
+        columns = [list(map(unescape_cell, column)) for column in columns]
     header = [column.pop(0).strip() for column in columns]
     duplicate = next((name for name in header if name and header.count(name) > 1), None)
     if duplicate is not None:
@@ -98,8 +111,12 @@ def read_table(file: Path) -> Table:
     return Table(file, header, columns)
 
 
-def _delimiter(file: Path) -> str:
-    return '\t' if file.suffix.lower() == '.tsv' else ','
+def _delimiter(file: Path, text: str) -> str:
+    """Separator of the cells: TAB in TSV files, else a comma, or what the header has instead of commas."""
+    if file.suffix.lower() == '.tsv':
+        return '\t'
+    header = re.search(r'[^\r\n]*\S[^\r\n]*', text)
+    return next((mark for mark in (',', ';', '\t') if header and mark in header[0]), ',')
 
 
 def _split_plain(text: str, delimiter: str) -> Optional[list[list[str]]]:

@@ -74,7 +74,7 @@ class ReaderVoc(MultiLabelReader):
         if self.source == 'xml':
             labels = _read_xml(folder / 'Annotations', image_ids)
         if images_must_exist:
-            check_files_exist(paths, f'split {split} in {main}')
+            check_files_exist(paths, f'split {split} in {main}', folder / 'JPEGImages')
         targets = (labels == 1).to(torch.int8)
         targets[labels == 0] = DIFFICULT[difficult]
         super().__init__(paths, targets, VOC_CLASSES, root=folder / 'JPEGImages')
