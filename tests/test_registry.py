@@ -13,7 +13,6 @@ from PIL import Image
 
 import timm_splicemix as tsm
 from timm_splicemix.data import (
-    check_same_classes,
     create_dataset,
     create_loader,
     generate_shapes,
@@ -117,8 +116,7 @@ def test_an_unknown_label_suggests_the_nearest_class(csv_root):
 
 
 @pytest.mark.parametrize('name, option', [
-    ('csv', 'class_order'), ('voc/2007', 'annotations'), ('shapes', 'difficult'), ('coco', 'image_column'),
-    ('shapes', 'class_names'), ('voc/2012', 'class_names')])
+    ('csv', 'class_order'), ('voc/2007', 'annotations'), ('shapes', 'difficult'), ('coco', 'image_column')])
 def test_an_option_that_a_data_set_does_not_have_is_refused(tmp_path, name, option):
     with raises_error(rf"Data set '{name}' has no option {option}\. Its options: "):
         create_dataset(name, tmp_path, 'train', **{option: 'x'})
@@ -156,16 +154,6 @@ def test_voc_difficult_objects_differ_by_what_a_split_is_for(tmp_path):
     assert create_dataset('voc/2007', tmp_path, 'train').targets[:, cat].tolist() == [1, 0]
     assert create_dataset('voc/2007', tmp_path, 'validation').targets[:, cat].tolist() == [1, -1]
     assert create_dataset('voc/2007', tmp_path, 'train', difficult='positive').targets[:, cat].tolist() == [1, 1]
-
-
-def test_splits_with_other_classes_are_refused(csv_root):
-    (csv_root / 'val.csv').write_text('image,labels\n5.jpg,cat;bird\n')
-    train, validation = (create_dataset('csv', csv_root, split) for split in ('train', 'val'))
-    with raises_error(r"different classes: only one of them has 'bird'\. List the classes"):
-        check_same_classes(train, validation)
-    check_same_classes(train, train)
-    with raises_error('the order differs'):
-        check_same_classes(train, create_dataset('csv', csv_root, 'train', class_names=['dog', 'cat']))
 
 
 def test_missing_data_is_downloaded_on_request(monkeypatch, tmp_path):

@@ -247,7 +247,7 @@ def test_splits_with_other_classes_are_an_error(refusal, own_data):
     for split, other in (('train', 'blue'), ('val', 'green')):
         rows = ''.join(f'{index}.png,red;{other}\n' for index in range(8))
         (own_data / f'{split}.csv').write_text(f'image,labels\n{rows}')
-    assert 'have different classes' in refusal(data=own_data)
+    assert 'classes of the validation set are no classes of the training set: green' in refusal(data=own_data)
 
 
 def test_a_safetensors_file_is_resumed_at_epoch_0_and_a_damaged_one_is_named(data, finished, tmp_path, refusal):

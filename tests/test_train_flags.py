@@ -5,11 +5,18 @@ from timm_splicemix import train as train_module
 from timm_splicemix.args.timm import REFUSED_IN_TRAINING
 from timm_splicemix.train import build_parser
 
-from . import test_train_flags_data, test_train_flags_model, test_train_flags_optim, test_train_flags_run
+from . import (
+    test_classes,
+    test_train_flags_data,
+    test_train_flags_model,
+    test_train_flags_optim,
+    test_train_flags_run,
+)
 from .timm_flags import TRAIN
 from .train_flags import SHOWN, shows
 
-TOPICS = (test_train_flags_data, test_train_flags_model, test_train_flags_optim, test_train_flags_run)
+TOPICS = (
+    test_classes, test_train_flags_data, test_train_flags_model, test_train_flags_optim, test_train_flags_run)
 FLAGS = build_parser().flags
 
 

@@ -138,6 +138,16 @@ def test_a_file_orders_the_classes(place, score, tmp_path):
     assert close(scores.scores, logits_of(place)[:, [2, 0, 1]])
 
 
+@shows('drop_unknown_classes')
+def test_labels_of_unknown_classes_can_be_dropped(place, score, tmp_path, capsys):
+    data = write_data(tmp_path / 'data', classes=('ant', 'bird', 'dog'))
+    flags = ['--data-dir', data]
+    assert "no column for class 'cat'" in refusal(capsys, arguments(place, *flags))
+    scores = score(*flags, '--drop-unknown-classes')
+    assert scores.class_names == ('bird', 'cat', 'dog')
+    assert (scores.targets == 1).any(dim=0).tolist() == [True, False, True]
+
+
 @shows('valid_labels')
 def test_a_file_chooses_outputs(place, score, tmp_path):
     (tmp_path / 'valid.txt').write_text('2\n0\n')

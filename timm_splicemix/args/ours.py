@@ -157,6 +157,8 @@ def add_label_args(parser: argparse.ArgumentParser, training: bool = True) -> No
     add('--train-ann', metavar='FILE',
         help='training labels: instances_*.json, a CSV file or a list (coco, csv, folder)')
     add('--val-ann', metavar='FILE', help='validation labels')
+    add('--drop-unknown-classes', action='store_true',
+        help='drop labels of classes that --class-map, or else the training set or the model, does not have')
     add('--class-order', choices=CLASS_ORDERS, help='order of classes (coco; default: id)')
     add('--keep-unlabelled', action='store_true', default=None, help='keep images without objects (coco)')
     if training:

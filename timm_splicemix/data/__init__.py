@@ -1,4 +1,5 @@
 """ Images and labels """
+from .classes import align_classes
 from .dataset import (
     BadImageError,
     MultiLabelDataset,
@@ -17,7 +18,6 @@ from .readers.voc import DIFFICULT, ReaderVoc
 from .readers.wds import ReaderWds
 from .registry import (
     check_has_positives,
-    check_same_classes,
     create_dataset,
     dataset_names,
     read_class_map,
@@ -43,8 +43,8 @@ __all__ = [
     'ReaderVoc',
     'ReaderWds',
     'StrictImageDataset',
+    'align_classes',
     'check_has_positives',
-    'check_same_classes',
     'create_dataset',
     'create_loader',
     'create_transform',

@@ -125,7 +125,7 @@ def download_dataset(
     Returns:
         The folder.
     """
-    archives = _choose(name, splits)
+    archives = choose_archives(name, splits)
     base_url = base_url or os.environ.get(BASE_URL_VARIABLE)
     if base_url and not base_url.startswith(('http://', 'https://')):
         raise UsageError(f"Expected the URL of a mirror to begin with http:// or https://, but got '{base_url}'.")
@@ -146,7 +146,8 @@ def download_dataset(
     return Path(root)
 
 
-def _choose(name: str, splits: Optional[Sequence[str]]) -> list[Archive]:
+def choose_archives(name: str, splits: Optional[Sequence[str]]) -> list[Archive]:
+    """Return the archives of some splits of a data set, None for all; an unknown split raises an error."""
     if name not in ARCHIVES:
         raise UsageError(f"Expected a data set to download: {', '.join(ARCHIVES)}, but got '{name}'.")
     known = list(dict.fromkeys(split for archive in ARCHIVES[name] for split in archive.splits))

@@ -1,6 +1,7 @@
 """ Data sets by name: the multi-label ones, and all of timm's """
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional, Sequence, Union
 
@@ -11,8 +12,9 @@ from timm.data.readers.class_map import load_class_map
 from ..errors import UsageError
 from ..files import printable
 from .cache import cache_folder
+from .classes import align_classes
 from .dataset import MultiLabelDataset, StrictImageDataset
-from .download import download_dataset
+from .download import ARCHIVES, choose_archives, download_dataset
 from .missing import keep_labels as hide_labels
 from .readers.base import MultiLabelReader
 from .readers.coco import ReaderCoco, find_coco, find_images
@@ -30,7 +32,6 @@ Root = Optional[Union[str, Path]]
 
 _TIMM_FOLDERS = ('', 'folder', 'image_folder', 'tar')
 _TIMM_PREFIXES = ('torch/', 'hfds/', 'hfids/', 'tfds/', 'wds/')
-_DOWNLOADS = ('coco/2014', 'coco/2017', 'voc/2007', 'voc/2012')
 
 
 def _need_folder(root: Root, name: str) -> Path:
@@ -114,7 +115,7 @@ _OPTIONS: dict[Callable[..., MultiLabelReader], tuple[str, ...]] = {
         'empty_cells', 'images_must_exist'),
     _list: ('annotations', 'class_names', 'num_classes', 'images_must_exist'),
     _hfds: ('input_key', 'target_key', 'class_names'),
-    _wds: ('target_key', 'class_names', 'shuffle_size', 'num_samples'),
+    _wds: ('target_key', 'class_names', 'shuffle_size', 'num_samples', 'drop_unknown_classes'),
 }
 # Options of timm's function that these readers do not need: the loader shuffles, and 0 and False are off
 _TIMM_OPTIONS = ('batch_size', 'seed')
@@ -135,6 +136,7 @@ def create_dataset(
         download: bool = False,
         class_map: Union[str, dict[str, int], None] = None,
         class_names: Optional[Sequence[str]] = None,
+        drop_unknown_classes: bool = False,
         keep_labels: Optional[str] = None,
         keep_labels_seed: int = 0,
         images_must_exist: bool = True,
@@ -155,8 +157,9 @@ def create_dataset(
         split: Split, by the data set's own name or timm's ('train', 'validation').
         is_training: Whether the split is a training split; None decides by its name.
         download: Download the data set if it is missing (COCO, VOC, and what timm can download).
-        class_map: File that lists the classes, or a dict of their indices (csv, folder, hfds, wds, timm's).
+        class_map: File that lists the classes, or a dict of their indices.
         class_names: Names of the classes, instead of a file.
+        drop_unknown_classes: Drop labels of classes that are not listed, instead of raising an error.
         keep_labels: Hide labels of a training split: '75', '40', 'single' or a probability, see `keep_labels`.
         keep_labels_seed: Seed of the hidden labels.
         images_must_exist: Raise an error for listed images that are missing.
@@ -179,8 +182,8 @@ def create_dataset(
         class_names = read_class_map(class_map, root)
     if keep_labels is not None and not is_training:
         raise UsageError(f"keep_labels is for training splits, but got split '{split}'.")
-    if download and name in _READERS and name not in _DOWNLOADS:
-        raise UsageError(f"Data set '{name}' cannot be downloaded; those that can: {', '.join(_DOWNLOADS)}.")
+    if download and name in _READERS:
+        check_download(name, split, kwargs.get('annotations'))
     common = {'transform': transform, 'target_transform': target_transform, 'input_img_mode': input_img_mode}
 
     factory = _find_reader(name, root, split, class_names, kwargs)
@@ -191,23 +194,21 @@ def create_dataset(
 
     options = {key: value for key, value in kwargs.items() if key not in _TIMM_OPTIONS}
     options = {key: value for key, value in options.items() if value or key not in _TIMM_SWITCHES}
-    if class_names is not None:
-        options['class_names'] = class_names
-    unknown = [key for key in options if key not in _OPTIONS[factory]]
-    if unknown:
-        known = ', '.join(key for key in _OPTIONS[factory] if key != 'images_must_exist')
-        raise UsageError(f"Data set '{name}' has no option {', '.join(unknown)}. Its options: {known}.")
+    _check_options(name, factory, options)
     if 'images_must_exist' in _OPTIONS[factory]:
-        options = {**options, 'images_must_exist': images_must_exist}
+        options['images_must_exist'] = images_must_exist
+    create = partial(factory, name, root, split, is_training, **options)
+    if class_names is not None:
+        create = partial(_create_with_classes, create, _OPTIONS[factory], class_names, drop_unknown_classes)
     try:
-        reader = factory(name, root, split, is_training, **options)
+        reader = create()
     except UsageError:
         if not download:
             raise
         if root is None:
             raise UsageError(f"Set the folder to download '{name}' to (--data-dir).") from None
         download_dataset(name, root)
-        reader = factory(name, root, split, is_training, **options)
+        reader = create()
     if not len(reader):
         raise UsageError(f"Split '{split}' of data set '{name}' in {reader.root} has no images.")
     if keep_labels is not None:
@@ -217,15 +218,49 @@ def create_dataset(
     return MultiLabelDataset(reader, **common)
 
 
-def check_same_classes(train: torch.utils.data.Dataset, validation: torch.utils.data.Dataset) -> None:
-    """Raise an error if two data sets do not have the same classes in the same order."""
-    left, right = (list(getattr(dataset, 'class_names', None) or ()) for dataset in (train, validation))
-    if left and right and left != right:
-        only = sorted(set(left) ^ set(right))
-        what = f"only one of them has '{only[0]}'" if only else 'the order differs'
-        raise UsageError(
-            f'The training set ({len(left)} classes) and the validation set ({len(right)}) have different classes: '
-            f'{what}. List the classes in a file for --class-map.')
+def check_download(name: str, split: str, annotations: Root = None) -> None:
+    """Raise an error for what no download could provide: another data set, or a split that it does not have."""
+    if name not in ARCHIVES:
+        raise UsageError(f"Data set '{name}' cannot be downloaded; those that can: {', '.join(ARCHIVES)}.")
+    year = name.partition('/')[2]
+    own = own_split(split.removesuffix(year)) if name.startswith('coco/') else voc_split(split, year)
+    if annotations is None:
+        choose_archives(name, [own])
+
+
+def _check_options(name: str, factory: Callable[..., MultiLabelReader], options: dict[str, Any]) -> None:
+    unknown = [key for key in options if key not in _OPTIONS[factory]]
+    if unknown:
+        hidden = ('images_must_exist', 'drop_unknown_classes')
+        known = ', '.join(key for key in _OPTIONS[factory] if key not in hidden)
+        raise UsageError(f"Data set '{name}' has no option {', '.join(unknown)}. Its options: {known}.")
+
+
+def _create_with_classes(
+        create: Callable[..., MultiLabelReader],
+        known_options: Sequence[str],
+        class_names: Sequence[str],
+        drop_unknown: bool,
+) -> MultiLabelReader:
+    """ Create a reader with given classes.
+
+    A reader without such an option, and a file that lacks some of the classes or has labels to drop, is read with the
+    classes of its own first.
+    """
+    refusal = None
+    if 'class_names' in known_options:
+        extra = {'drop_unknown_classes': drop_unknown} if 'drop_unknown_classes' in known_options else {}
+        try:
+            return create(class_names=class_names, **extra)
+        except UsageError as error:
+            refusal = error
+    try:
+        reader = create()
+        where = str(reader.labels_file or reader.root)
+        align_classes(MultiLabelDataset(reader), class_names, where, '--class-map', drop_unknown)
+    except UsageError as error:
+        raise refusal or error from None
+    return reader
 
 
 def check_has_positives(dataset: torch.utils.data.Dataset, split: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from timm.utils import decay_batch_step
 from torch import nn
 
-from ..data import MultiLabelDataset, is_training_split
+from ..data import MultiLabelDataset, align_classes, check_has_positives, is_training_split
 from ..errors import UsageError
 from ..files import read_text
 from ..loss import binary_cross_entropy, union_cross_entropy
@@ -112,10 +112,18 @@ class Evaluator:
         options: dict[str, Any] = {'annotations': args.train_ann if is_training else args.val_ann}
         is_list = args.dataset.lower() in ('', 'folder', 'image_folder') and options['annotations'] is not None
         takes_names = is_list or args.dataset == 'csv' or args.dataset.startswith(('hfds/', 'wds/'))
-        if takes_names and info.class_names and info.multi_label and not args.class_map and not args.valid_labels:
-            options['class_names'] = info.class_names  # a split may lack some of them
-        return create_dataset_from_flags(
+        has_names = bool(info.class_names) and not args.valid_labels
+        # Labels of a run with --class-map may be indices. A checkpoint without settings may be of such a run.
+        is_mapped = not info.args or bool(info.args.get('class_map'))
+        if takes_names and has_names and is_mapped and info.multi_label and not args.class_map:
+            options['class_names'] = info.class_names
+        dataset = create_dataset_from_flags(
             args, split, in_chans=self.input_size[0], num_samples=args.num_samples, **options)
+        own_names = set(getattr(dataset, 'class_names', None) or ())
+        if has_names and own_names & set(info.class_names) and own_names != set(info.class_names):
+            align_classes(dataset, info.class_names, f"split '{split}'", 'the model', args.drop_unknown_classes)
+            check_has_positives(dataset, split)
+        return dataset
 
     def _match_classes(self) -> tuple[Optional[list[int]], tuple[str, ...]]:
         """Return the outputs of the model to evaluate, None for all in their order, and the names of the classes."""

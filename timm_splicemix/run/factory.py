@@ -13,8 +13,8 @@ from ..args.ours import LOSS_PARAMETERS, losses_with
 from ..data import (
     MultiLabelDataset,
     MultiLabelLoader,
+    align_classes,
     check_has_positives,
-    check_same_classes,
     create_dataset,
     create_loader,
 )
@@ -77,7 +77,10 @@ def create_datasets(args: argparse.Namespace) -> tuple[torch.utils.data.Dataset,
         args, args.train_split, is_training=True, num_samples=args.train_num_samples,
         repeats=args.epoch_repeats or None)
     val_set = create_dataset_from_flags(args, args.val_split, num_samples=args.val_num_samples)
-    check_same_classes(train_set, val_set)
+    names = getattr(train_set, 'class_names', None)
+    if names:
+        align_classes(val_set, names, 'the validation set', 'the training set', args.drop_unknown_classes)
+        check_has_positives(val_set, args.val_split)
     return train_set, val_set
 
 
@@ -94,6 +97,7 @@ def dataset_kwargs(args: argparse.Namespace, is_training: bool) -> dict[str, Any
         'is_training': is_training,
         'download': args.dataset_download,
         'class_map': args.class_map or None,
+        'drop_unknown_classes': args.drop_unknown_classes,
         'input_key': args.input_key,
         'target_key': args.target_key,
         'annotations': args.train_ann if is_training else args.val_ann,

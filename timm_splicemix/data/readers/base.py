@@ -55,6 +55,17 @@ class MultiLabelReader(Reader):
     def __getitem__(self, index: int) -> tuple[BinaryIO, torch.Tensor]:
         return open_regular(self.paths[index]), self.targets[index].float()
 
+    def select_classes(self, columns: Sequence[int], class_names: Sequence[str]) -> None:
+        """ Replace the classes.
+
+        Args:
+            columns: Column of each new class in the present targets; -1 is a class that no image has.
+            class_names: Name of each new class.
+        """
+        absent = self.targets.new_zeros(len(self), 1)
+        self.targets = torch.cat([self.targets, absent], dim=1)[:, list(columns)]
+        self._set_classes(class_names, self.root)
+
     def has_positives(self) -> bool:
         return bool((self.targets == 1).any())
 

@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -68,6 +68,15 @@ class ReaderCoco(MultiLabelReader):
         self.labels_file = annotations
         self.image_ids = [image_id for image_id, keep in zip(content.image_ids, kept.tolist()) if keep]
         self.object_areas = objects
+
+    def select_classes(self, columns: Sequence[int], class_names: Sequence[str]) -> None:
+        places = np.full(len(self.class_names), -1, np.int32)
+        for place, column in enumerate(columns):
+            if column >= 0:
+                places[column] = place
+        super().select_classes(columns, class_names)
+        self.object_areas['column'] = places[self.object_areas['column']]
+        self.object_areas = self.object_areas[self.object_areas['column'] >= 0]
 
 
 class _Content(NamedTuple):

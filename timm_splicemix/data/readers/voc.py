@@ -2,7 +2,7 @@
 import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Optional, Union
+from typing import Optional, Sequence, Union
 
 import torch
 
@@ -81,7 +81,12 @@ class ReaderVoc(MultiLabelReader):
         self.labels_file = main if self.source == 'class files' else folder / 'Annotations'
         self.split = split
         self.image_ids = image_ids
-        self.difficult = labels == 0  # (N, 20)
+        self.difficult = labels == 0  # (N, classes)
+
+    def select_classes(self, columns: Sequence[int], class_names: Sequence[str]) -> None:
+        super().select_classes(columns, class_names)
+        absent = self.difficult.new_zeros(len(self), 1)
+        self.difficult = torch.cat([self.difficult, absent], dim=1)[:, list(columns)]
 
 
 def _check_year(year: str) -> None:

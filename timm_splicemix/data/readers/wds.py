@@ -51,6 +51,7 @@ class ReaderWds(MultiLabelReader):
             multi-hot list itself; 'FIELD:multi_hot' reads another field in that way.
         shuffle_size: In training, a sample moves by less than this many places after the shards are shuffled.
         num_samples: Number of samples to use, the first ones of the sorted shards; None uses all.
+        drop_unknown_classes: Drop labels whose name is not among `class_names`.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class ReaderWds(MultiLabelReader):
             label_key: Optional[str] = None,
             shuffle_size: int = 1000,
             num_samples: Optional[int] = None,
+            drop_unknown_classes: bool = False,
     ):
         # The constructor of the base class is not called: it would keep a path and a target for each sample.
         if shuffle_size < 1:
             raise UsageError(f'Expected shuffle_size to be at least 1, but got {shuffle_size}.')
         self.label_key = label_key
         self.shuffle_size = shuffle_size
+        self.drop_unknown_classes = drop_unknown_classes
         self.shards = find_shards(root, name, split)
         self._set_classes(_read_class_names(Path(root), name) if class_names is None else class_names, root)
         self._offsets = _first_samples(index_shards(root, self.shards), num_samples, split)
@@ -165,6 +168,8 @@ class ReaderWds(MultiLabelReader):
         number = len(self.class_names)
         target = torch.zeros(number)
         for label in labels:
+            if self.drop_unknown_classes and isinstance(label, str) and label not in self.class_to_idx:
+                continue
             if isinstance(label, str):
                 label = class_index(label, self.class_to_idx, where)
             elif type(label) is not int or not 0 <= label < number:
