@@ -27,7 +27,29 @@ def union(values: list[float]) -> float:
     return -1. if -1. in values else 0.
 
 
-def splice(images: torch.Tensor, targets: torch.Tensor, record, fill: float = 0.) -> tuple[torch.Tensor, torch.Tensor]:
+def intersection(values: list[float]) -> float:
+    """The label of several cells that must all have a class: the smallest, but unknown (-1) beats present (1)."""
+    known = [value for value in values if value != -1]
+    if any(value < 1 for value in known):
+        return min(known)
+    return -1. if -1. in values else 1.
+
+
+def label(values: list[float], index: int, unknown_classes=(), all_classes=()) -> float:
+    """The label of a class of a mixed image, from those of its visible cells."""
+    if index in unknown_classes and len(values) > 1:
+        return -1.
+    return intersection(values) if index in all_classes else union(values)
+
+
+def splice(
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        record,
+        fill: float = 0.,
+        unknown_classes=(),
+        all_classes=(),
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Mixed images and targets of a record, one cell of one image at a time."""
     _, channels, height, width = images.shape
     rows, cols = record.grid.rows, record.grid.cols
@@ -43,10 +65,11 @@ def splice(images: torch.Tensor, targets: torch.Tensor, record, fill: float = 0.
                 canvas[:, top:bottom, left:right] = fill
                 continue
             canvas[:, top:bottom, left:right] = resize_bilinear(images[sources[cell]], bottom - top, right - left)
-            for label, value in zip(labels, targets[sources[cell]].tolist()):
-                label.append(value)
+            for values, value in zip(labels, targets[sources[cell]].tolist()):
+                values.append(value)
         mixed_images.append(canvas)
-        mixed_targets.append([union(label) for label in labels])
+        mixed_targets.append([
+            label(values, index, unknown_classes, all_classes) for index, values in enumerate(labels)])
     return torch.stack(mixed_images), torch.tensor(mixed_targets)
 
 

@@ -30,6 +30,10 @@ def test_the_number_of_mixed_images_is_that_of_the_mixer(grids, ratio, expected)
     assert count_mixed({**SETTINGS, 'splicemix_grids': grids, 'splicemix_ratio': ratio}) == expected
 
 
+def test_runs_may_have_classes_that_are_unknown_in_mixed_images():
+    assert count_mixed({**SETTINGS, 'splicemix_unknown': ['one person'], 'splicemix_all': ['no finding']}) == 4
+
+
 def test_a_number_that_depends_on_the_draw_is_a_mean():
     number = count_mixed({**SETTINGS, 'splicemix_grids': '1x2,2x2', 'splicemix_ratio': 'ref'})
     assert 4 < number < 8 and number == count_mixed(

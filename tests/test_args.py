@@ -21,11 +21,15 @@ def test_the_flags_have_the_defaults_of_the_mixer():
 def test_every_flag_reaches_the_mixer():
     args = parse(
         '--splicemix-grids', '2x3-2', '--splicemix-ratio', 'ref', '--splicemix-drop-prob', '0.1',
-        '--splicemix-prob', '0.5', '--splicemix-mode', 'elem', '--splicemix-batch', 'fixed')
-    expected = tsm.SpliceMix('2x3-2', ratio='ref', drop_prob=0.1, prob=0.5, mode='elem', batch='fixed')
-    assert repr(tsm.SpliceMix(**tsm.splicemix_kwargs(args))) == repr(expected)
+        '--splicemix-prob', '0.5', '--splicemix-mode', 'elem', '--splicemix-batch', 'fixed',
+        '--splicemix-unknown', 'dog', 'cat', '--splicemix-all', 'none')
+    expected = tsm.SpliceMix(
+        '2x3-2', ratio='ref', drop_prob=0.1, prob=0.5, mode='elem', batch='fixed', unknown_classes=[0, 2],
+        all_classes=[1])
+    assert repr(tsm.SpliceMix(**tsm.splicemix_kwargs(args, ['cat', 'none', 'dog']))) == repr(expected)
     assert set(vars(args)) == {
-        f'splicemix_{name}' for name in ('grids', 'ratio', 'drop_prob', 'prob', 'mode', 'batch')}
+        f'splicemix_{name}' for name in (
+            'grids', 'ratio', 'drop_prob', 'prob', 'mode', 'batch', 'unknown', 'all')}
 
 
 def test_splicemix_is_off_by_default():

@@ -143,6 +143,7 @@ MIXERS = [
     None,
     *SPLICEMIX,
     SpliceMix(ratio='ref', fill=(.1, .2, .3)),
+    *(SpliceMix(batch=batch, unknown_classes=[0, 3], all_classes=[1]) for batch in SpliceMix.BATCHES),
     *(Mixup(mixup_alpha=1., cutmix_alpha=1., mode=mode) for mode in Mixup.MODES),
     Mixup(mixup_alpha=0., cutmix_alpha=1.),
     Mixup(mixup_alpha=0., cutmix_minmax=(.2, .8), mode='elem'),

@@ -4,6 +4,7 @@ import shlex
 import sys
 
 import pytest
+import torch
 from PIL import Image
 
 import timm_splicemix as tsm
@@ -140,3 +141,20 @@ def test_links_to_files_are_valid(name):
 
 def test_the_picture_is_small():
     assert 10_000 < (REPOSITORY / PICTURE).stat().st_size < 300_000
+
+
+def test_the_positions_per_cell_of_feature_maps_are_right():
+    rows = re.findall(r'^\| (\d+) px \| (\d+)x(\d+) \| (\S+) \| (\S+) \| (\S+) \|$', TEXTS['when.md'], flags=re.M)
+    assert len(rows) == 4
+    for size, height, width, *cells in rows:
+        assert int(size) / 32 == int(height) == int(width)
+        for grid, cell in zip(tsm.parse_grids('1x2,2x2,2x3'), cells):
+            found = tsm.split_cells(torch.zeros(1, 1, int(height), int(width)), grid)
+            assert 'x'.join(map(str, found.shape[2:])) == cell
+
+
+def test_the_costs_are_those_of_the_study():
+    measured = (REPOSITORY / 'experiments/voc/RESULTS.md').read_text(encoding='utf-8')
+    rows = re.findall(r'^\| (SpliceMix.*) \| ([\d.]+) \((?:quartiles )?(.+)\) \|$', TEXTS['when.md'], flags=re.M)
+    for name, (_, ratio, quartiles) in zip(('SpliceMix', 'SpliceMix-CL', 'SpliceMix, fixed'), rows, strict=True):
+        assert re.search(rf'^\| {name} \| [\d.]+ \| {ratio} \({quartiles}\) \|$', measured, flags=re.M)

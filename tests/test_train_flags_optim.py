@@ -324,6 +324,13 @@ def test_splicemix_flags_reach_the_plan(data):
     assert max(len(plan.records) for plan in plan(*grids, '--splicemix-mode', 'elem', steps=5)) > 1
 
 
+@shows('splicemix_unknown', 'splicemix_all')
+def test_names_of_classes_are_those_of_the_data(data):
+    run = build(data, '--splicemix-grids', '2x2', '--splicemix-unknown', 'blue', 'red', '--splicemix-all', 'green')
+    assert run.info.class_names == ('red', 'green', 'blue')
+    assert vars(run.mixer.labels) == {'unknown_classes': (0, 2), 'all_classes': (1,)}
+
+
 @shows('splicemix_cl', 'splicemix_cl_no_detach')
 def test_the_consistency_loss_has_its_weight(data):
     def result(*flags):

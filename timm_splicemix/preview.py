@@ -23,7 +23,7 @@ from .args.types import at_least, integer
 from .data import create_dataset, is_training_split
 from .draw import check_image_name, draw_batch, save_image
 from .errors import UsageError
-from .mix import SpliceMix
+from .mix import SpliceMix, parse_grids
 from .run.factory import dataset_kwargs
 
 
@@ -46,12 +46,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
     check_image_name(args.output)
-    kwargs = splicemix_kwargs(args)
-    if not args.splicemix_grids:
-        kwargs.update(grids='1x1', prob=0.)
-    # Normalisation turns this mean colour into 0, the value of dropped cells in training.
-    mixer = SpliceMix(**kwargs, fill=[255 * mean for mean in IMAGENET_DEFAULT_MEAN], seed=args.seed)
-
+    parse_grids(args.splicemix_grids or '1x1')  # an error in the grids comes before the data set is read
     size = (args.img_size, args.img_size)
     transform = v2.Compose([v2.PILToTensor(), v2.RGB(), v2.Resize(size, antialias=True)])
     kwargs = dataset_kwargs(args, is_training=is_training_split(args.split))
@@ -62,8 +57,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     images = torch.stack([image for image, _ in samples])
     targets = torch.stack([torch.as_tensor(target) for _, target in samples])
     class_names = _class_names(dataset, targets)
-    mixer.num_classes = len(class_names)
 
+    kwargs = splicemix_kwargs(args, class_names)
+    if not args.splicemix_grids:
+        kwargs.update(grids='1x1', prob=0.)
+    # Normalisation turns this mean colour into 0, the value of dropped cells in training.
+    fill = [255 * mean for mean in IMAGENET_DEFAULT_MEAN]
+    mixer = SpliceMix(**kwargs, num_classes=len(class_names), fill=fill, seed=args.seed)
     plan = mixer.plan(len(images))
     images, targets = mixer.apply(images, targets, plan)
     regular, mixed = len(plan.kept), plan.num_mixed

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import UsageError
-from .loss import ConsistencyLoss
+from .loss import ConsistencyLoss, ignores_unknown
 from .mix import Plan, as_mixer
 from .models import FeatureMap, check_consistency
 
@@ -152,14 +152,18 @@ class SpliceMixTask(TrainingTask):
         self.mixer = mixer
         self.consistency_weight = consistency_weight
         self.consistency = ConsistencyLoss(detach=detach)
+        name = getattr(criterion, 'name', None) or getattr(criterion, '__name__', type(criterion).__name__)
+        if as_mixer(mixer).makes_unknown and not ignores_unknown(criterion, model.num_classes):
+            raise UsageError(
+                'Expected a loss that ignores unknown labels with unknown_classes (--splicemix-unknown), but got '
+                f'{name}: use the loss bce, bce-ls, focal, asl, hill or splc, or p-asl with partial ignore.')
         if consistency_weight:
             as_mixer(mixer).check_consistency()
             if input_size is not None:
                 self.trainable_module.feature_map = check_consistency(model, input_size)
         if self.verbose:
-            loss_name = getattr(criterion, 'name', None) or getattr(criterion, '__name__', type(criterion).__name__)
             consistency = f', consistency weight {consistency_weight:g}' if consistency_weight else ''
-            _logger.info(f'{type(self).__name__}: {loss_name}, {mixer or "no mixing"}{consistency}')
+            _logger.info(f'{type(self).__name__}: {name}, {mixer or "no mixing"}{consistency}')
 
     def set_step(self, epoch: int, step: int) -> None:
         """ Set the step that the mixer draws for next.

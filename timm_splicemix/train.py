@@ -109,7 +109,7 @@ def create_run(
     loaders = create_loaders(args, train_set, val_set, info.data_config, step)
 
     # Task: mix -> model -> head -> loss
-    mixer = create_mixer(args, num_classes=model.num_classes, seed=args.seed)
+    mixer = create_mixer(args, num_classes=model.num_classes, seed=args.seed, class_names=info.class_names)
     criterion = create_criterion(args, multi_label, model.num_classes, train_set)
     task = create_task(args, model, criterion, mixer, info.data_config['input_size'], step)
 

@@ -65,7 +65,7 @@ def count_mixed(settings: dict[str, Any]) -> Union[int, float]:
     if not settings.get('splicemix_grids'):
         return 0
     try:
-        kwargs = splicemix_kwargs(argparse.Namespace(**settings))
+        kwargs = splicemix_kwargs(argparse.Namespace(**{**settings, 'splicemix_unknown': [], 'splicemix_all': []}))
         if kwargs['ratio'] != 'ref':
             kwargs['ratio'] = float(kwargs['ratio'])  # runs of 0.1.0 saved it as text
         mixer = SpliceMix(**{**kwargs, 'prob': 1.})

@@ -1,12 +1,12 @@
 """ The flags that timm lacks: SpliceMix, other mixers, labels, losses, training, evaluation, prediction """
 import argparse
-from typing import Any
+from typing import Any, Optional, Sequence
 
 from ..data import CLASS_ORDERS, DECODERS, DIFFICULT, EMPTY, ON_BAD_IMAGE
 from ..data.transforms import CROP_MODES
 from ..loss import LOSSES, PARTIAL, REDUCTIONS, loss_parameters
 from ..metrics import PRESETS
-from ..mix import SpliceMix, SpliceWith
+from ..mix import SpliceMix, SpliceWith, find_classes
 from .timm import add_ema_args, add_input_args, add_timm_train_args, add_timm_validate_args
 from .types import at_least, integer, number, number_or, probability
 
@@ -84,14 +84,21 @@ def add_splicemix_args(parser: argparse.ArgumentParser) -> None:
     _add_splicemix_group(parser)
 
 
-def splicemix_kwargs(args: argparse.Namespace) -> dict[str, Any]:
+def splicemix_kwargs(args: argparse.Namespace, class_names: Optional[Sequence[str]] = None) -> dict[str, Any]:
     """ Turn the flags of `add_splicemix_args` into arguments of `SpliceMix`.
 
     Args:
         args: Parsed arguments.
+        class_names: Names of the classes, in order, which --splicemix-unknown and --splicemix-all refer to. Without
+            them, these flags take class indices.
     """
     names = ('grids', 'ratio', 'drop_prob', 'prob', 'mode', 'batch')
-    return {name: getattr(args, f'splicemix_{name}') for name in names}
+    kwargs = {name: getattr(args, f'splicemix_{name}') for name in names}
+    for name in ('unknown', 'all'):
+        classes = getattr(args, f'splicemix_{name}', None)  # the args.yaml of an older run lacks it
+        if classes:
+            kwargs[f'{name}_classes'] = find_classes(classes, class_names, f'--splicemix-{name}')
+    return kwargs
 
 
 def _add_splicemix_group(parser: argparse.ArgumentParser) -> Any:
@@ -114,6 +121,11 @@ def _add_splicemix_group(parser: argparse.ArgumentParser) -> Any:
         help='append: add mixed images to the batch; fixed: replace its first images; exclusive: no image is both '
              'regular and part of a mixed one; only: mixed images alone; alternate: train on the mixed images as a '
              'separate batch (default: %(default)s)')
+    add('--splicemix-unknown', nargs='+', default=[], metavar='CLASS',
+        help='classes that are unknown in mixed images of several cells, as a union is wrong for them, such as '
+             'one_person or indoors; the loss has to ignore unknown labels')
+    add('--splicemix-all', nargs='+', default=[], metavar='CLASS',
+        help='classes that a mixed image has only if all of its cells have them, such as no_finding')
     return group
 
 

@@ -35,7 +35,8 @@ _NEEDS = {
     'splicemix_cl_no_detach': ('splicemix_cl',),
     'torchcompile_mode': ('torchcompile',),
     **dict.fromkeys(
-        [f'splicemix_{name}' for name in ('batch', 'cl', 'drop_prob', 'mode', 'off_epoch', 'prob', 'ratio')],
+        [f'splicemix_{name}' for name in (
+            'all', 'batch', 'cl', 'drop_prob', 'mode', 'off_epoch', 'prob', 'ratio', 'unknown')],
         ('splicemix_grids',)),
 }
 _METRICS = ('CP', 'CR', 'CF1', 'OP', 'OR', 'OF1')

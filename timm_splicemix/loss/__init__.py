@@ -21,6 +21,7 @@ from .multilabel import (
     loss_parameters,
     positive_weights,
 )
+from .unknown import ignores_unknown
 
 __all__ = [
     'LOSSES',
@@ -35,6 +36,7 @@ __all__ = [
     'create_loss',
     'focal_loss',
     'hill_loss',
+    'ignores_unknown',
     'loss_parameters',
     'partial_asymmetric_loss',
     'positive_weights',

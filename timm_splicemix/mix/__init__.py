@@ -15,7 +15,9 @@ from .splicemix import (
     splice,
     split_cells,
 )
+from .union import LabelUnion, find_classes
 
 __all__ = [
-    'Grid', 'MixPlan', 'Mixer', 'Mixup', 'PairPlan', 'Plan', 'RecursiveMix', 'RecursivePlan', 'ResizeMix', 'SpliceMix',
-    'SpliceRecord', 'SpliceWith', 'as_mixer', 'parse_grids', 'sample_record', 'splice', 'split_cells']
+    'Grid', 'LabelUnion', 'MixPlan', 'Mixer', 'Mixup', 'PairPlan', 'Plan', 'RecursiveMix', 'RecursivePlan', 'ResizeMix',
+    'SpliceMix', 'SpliceRecord', 'SpliceWith', 'as_mixer', 'find_classes', 'parse_grids', 'sample_record', 'splice',
+    'split_cells']

@@ -102,6 +102,8 @@ class Mixer:
     # True if the batches of `batches` are trained one after the other, each with its own update of the weights. They
     # are mixed already, so the task doesn't call `plan` and `apply`.
     separate_batches = False
+    # True if known labels can become unknown (-1), so that the loss has to ignore unknown labels.
+    makes_unknown = False
 
     def __init__(self, num_classes: Optional[int] = None, seed: int = 0, rank: Optional[int] = None):
         if num_classes is not None and num_classes < 1:

@@ -27,6 +27,7 @@ from .base import (
 )
 from .grid import Grid, parse_grids
 from .record import SpliceRecord, draw_dropped, draw_sources
+from .union import LabelUnion
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,8 @@ def splice(
         *,
         out: Optional[torch.Tensor] = None,
         fill: Union[float, Sequence[float]] = 0.,
+        unknown_classes: Sequence[int] = (),
+        all_classes: Sequence[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """ Create the mixed images and targets of a record.
 
@@ -95,12 +98,15 @@ def splice(
         record: Which image fills which cell.
         out: Output tensor for the mixed images, (M, C, H, W), which must not share memory with `images`.
         fill: Value of dropped cells, one for all channels or one for each. 0 is the mean colour of normalised images.
+        unknown_classes: See `SpliceMix`.
+        all_classes: See `SpliceMix`.
 
     Returns:
         Mixed images (M, C, H, W) and mixed targets (M, classes). The target of a class is the largest of the visible
         cells, or -1 if no visible cell has the class and it is unknown in one of them.
     """
     check_batch(images, targets)
+    labels = LabelUnion(unknown_classes, all_classes)
     shape = (record.num_mixed, *images.shape[1:])
     if out is None:
         out = _empty(images, record.num_mixed)
@@ -108,7 +114,7 @@ def splice(
         raise UsageError(
             f'Expected out of shape {shape}, {images.dtype} on {images.device}, '
             f'but got {tuple(out.shape)}, {out.dtype} on {out.device}.')
-    return out, _splice_into(out, images, targets, record, fill)
+    return out, _splice_into(out, images, labels.prepare(targets), record, fill, labels)
 
 
 def split_cells(maps: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -142,6 +148,7 @@ def _splice_into(
         targets: torch.Tensor,
         record: SpliceRecord,
         fill: Union[float, Sequence[float]],
+        labels: LabelUnion,
         scratch: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """ Write the mixed images of a record to `out` and return their targets.
@@ -173,7 +180,7 @@ def _splice_into(
             filling = torch.where(dropped[:, cells].reshape(-1, 1, 1, 1), fill_value, filling)
         filling = filling.unflatten(0, (record.num_mixed, together))  # (M, cells, C, h, w)
         place.copy_(filling.permute(0, 2, 3, 1, 4))
-    return _union(targets[sources], dropped)
+    return labels.of_cells(targets[sources], dropped)
 
 
 def _check_record(record: SpliceRecord, images: torch.Tensor) -> None:
@@ -203,13 +210,6 @@ def _fill_value(fill: Union[float, Sequence[float]], images: torch.Tensor) -> to
 def _edges(length: int, parts: int) -> list[int]:
     """Edges of `parts` cells that tile `length` pixels; the cell sizes differ by at most one pixel."""
     return [i * length // parts for i in range(parts + 1)]
-
-
-def _union(targets: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
-    """The union of labels (M, cells, classes) over the cells that are not dropped (M, cells)."""
-    targets = targets.masked_fill(dropped.unsqueeze(-1), 0)
-    highest, lowest = targets.amax(dim=1), targets.amin(dim=1)  # (M, classes)
-    return torch.where(highest > 0, highest, lowest)
 
 
 def _empty(images: torch.Tensor, length: int) -> torch.Tensor:
@@ -255,6 +255,11 @@ class SpliceMix(Mixer):
         fill: Value of dropped cells, one for all channels or one for each; 0 is the mean colour of normalised images.
         seed: Seed of all draws.
         rank: Rank of this process, that of `torch.distributed` if None.
+        unknown_classes: Indices of classes such as 'one person' or 'indoors', for which a union is wrong: they are
+            unknown (-1) in mixed images of two or more visible cells. The loss has to ignore -1. Boolean and uint8
+            targets become float32.
+        all_classes: Indices of classes such as 'no finding', which a mixed image has only if every visible cell has
+            them: 0 wins over -1, and -1 over 1.
     """
     MODES = ('batch', 'elem')
     BATCHES = ('append', 'fixed', 'exclusive', 'only', 'alternate')
@@ -271,6 +276,8 @@ class SpliceMix(Mixer):
             fill: Union[float, Sequence[float]] = 0.,
             seed: int = 0,
             rank: Optional[int] = None,
+            unknown_classes: Sequence[int] = (),
+            all_classes: Sequence[int] = (),
     ):
         super().__init__(num_classes, seed, rank)
         self.grids = _as_grids(grids)
@@ -285,13 +292,17 @@ class SpliceMix(Mixer):
         self.mode = check_choice('mode', mode, self.MODES)
         self.batch = check_choice('batch', batch, self.BATCHES)
         self.fill = fill
+        self.labels = LabelUnion(unknown_classes, all_classes)
+        if num_classes is not None:
+            self.labels.check_classes(num_classes)
         self._weights = torch.tensor([grid.weight for grid in self.grids], dtype=torch.float64)
 
     def __repr__(self) -> str:
+        rules = ''.join(f', {name}={list(classes)}' for name, classes in vars(self.labels).items() if classes)
         return (
             f"{type(self).__name__}('{','.join(map(str, self.grids))}', ratio={self.ratio!r}, "
             f'drop_prob={self.drop_prob}, prob={self.prob}, mode={self.mode!r}, batch={self.batch!r}, '
-            f'num_classes={self.num_classes}, fill={self.fill}, seed={self.seed}, rank={self.rank})')
+            f'num_classes={self.num_classes}, fill={self.fill}, seed={self.seed}, rank={self.rank}{rules})')
 
     def plan(self, batch_size: int) -> MixPlan:
         """ Draw how the next batch is mixed, and advance to the following step.
@@ -327,7 +338,7 @@ class SpliceMix(Mixer):
         Returns:
             The kept regular images followed by the mixed ones, and their targets.
         """
-        targets = check_mixer_input(images, targets, plan.batch_size, self.num_classes)
+        targets = self.labels.prepare(check_mixer_input(images, targets, plan.batch_size, self.num_classes))
         num_kept = len(plan.kept)
         if num_kept and not 0 <= int(plan.kept.min()) <= int(plan.kept.max()) < len(images):
             raise UsageError(f'Expected a plan for {len(images)} images, but got one that keeps {plan.kept.tolist()}.')
@@ -342,7 +353,8 @@ class SpliceMix(Mixer):
             end = start + record.num_mixed
             # The regular images are copied last, so that their place can serve as scratch memory until then.
             scratch = _flat(out[:num_kept]) if record.num_mixed <= num_kept else None
-            mixed_targets.append(_splice_into(out[start:end], images, targets, record, self.fill, scratch))
+            mixed_targets.append(
+                _splice_into(out[start:end], images, targets, record, self.fill, self.labels, scratch))
             start = end
         if keeps_all:
             out[:num_kept].copy_(images)
@@ -357,6 +369,10 @@ class SpliceMix(Mixer):
     @property
     def separate_batches(self) -> bool:
         return self.batch == 'alternate'
+
+    @property
+    def makes_unknown(self) -> bool:
+        return bool(self.labels.unknown_classes)
 
     def batches(self, images: torch.Tensor, targets: torch.Tensor) -> list[Batch]:
         """ Mix a batch, and return the batches to train on, each in its own step.

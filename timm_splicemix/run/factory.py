@@ -218,8 +218,8 @@ def _loader_kwargs(args: argparse.Namespace, data_config: dict[str, Any], step: 
     }
 
 
-def _create_splicemix(args: argparse.Namespace, **kwargs: Any) -> Mixer:
-    return SpliceMix(**splicemix_kwargs(args), **kwargs)
+def _create_splicemix(args: argparse.Namespace, class_names: Optional[Sequence[str]], **kwargs: Any) -> Mixer:
+    return SpliceMix(**splicemix_kwargs(args, class_names), **kwargs)
 
 
 def _create_mixup(args: argparse.Namespace, **kwargs: Any) -> Mixer:
@@ -255,13 +255,19 @@ _MIXERS = {
 }
 
 
-def create_mixer(args: argparse.Namespace, num_classes: Optional[int] = None, seed: int = 0) -> Optional[Mixer]:
+def create_mixer(
+        args: argparse.Namespace,
+        num_classes: Optional[int] = None,
+        seed: int = 0,
+        class_names: Optional[Sequence[str]] = None,
+) -> Optional[Mixer]:
     """ Create the mixer that the flags select.
 
     Args:
         args: Flags of `add_mixer_args`, of `add_splicemix_args` and timm's of Mixup.
         num_classes: Number of classes, required for integer targets.
         seed: Seed of all draws.
+        class_names: Names of the classes, which flags of SpliceMix refer to.
 
     Returns:
         The mixer, None if no flag selects one.
@@ -272,7 +278,10 @@ def create_mixer(args: argparse.Namespace, num_classes: Optional[int] = None, se
     makers = {_MIXERS[flag] for flag in selected}
     if len(makers) > 1:
         raise UsageError(f'Expected one way of mixing, but got {" and ".join(selected)}: leave out all but one.')
-    return makers.pop()(args, num_classes=num_classes, seed=seed) if makers else None
+    if not makers:
+        return None
+    names = {'class_names': class_names} if makers == {_create_splicemix} else {}
+    return makers.pop()(args, num_classes=num_classes, seed=seed, **names)
 
 
 def create_criterion(
