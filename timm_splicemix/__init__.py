@@ -1,7 +1,7 @@
 """ Multi-label image classification for timm, with SpliceMix and SpliceMix-CL """
 from . import models  # registers ShuffleNetV2 in timm
 from .args import add_splicemix_args, splicemix_kwargs
-from .data import create_dataset
+from .data import create_dataset, multilabel_collate
 from .loss import ConsistencyLoss, consistency_loss
 from .metrics import MultilabelMeter, average_precision
 from .mix import (
@@ -36,6 +36,7 @@ __all__ = [
     'create_model',
     'load_checkpoint',
     'models',
+    'multilabel_collate',
     'parse_grids',
     'sample_record',
     'splice',

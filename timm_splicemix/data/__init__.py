@@ -1,5 +1,6 @@
 """ Images and labels """
 from .classes import align_classes
+from .collate import multilabel_collate
 from .dataset import (
     BadImageError,
     MultiLabelDataset,
@@ -56,5 +57,6 @@ __all__ = [
     'is_training_split',
     'keep_labels',
     'mix_seeds',
+    'multilabel_collate',
     'read_class_map',
 ]

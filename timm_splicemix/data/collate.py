@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
+from ..errors import UsageError
+
 
 class Sample(NamedTuple):
     """A sample as a worker read it, or the error that it met."""
@@ -38,6 +40,35 @@ def fast_collate(samples: Sequence[Sample]) -> Batch:
     images = _stack([sample.image for sample in samples])
     targets = torch.stack([torch.as_tensor(sample.target) for sample in samples])
     return Batch(images, targets, indices, errors, _find_bad_target(targets, indices))
+
+
+def multilabel_collate(samples: Sequence[tuple[Any, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """ Collate samples with multi-hot targets for timm's `create_loader`, with and without its prefetcher.
+
+        loader = timm.data.create_loader(dataset, input_size=224, batch_size=32, collate_fn=multilabel_collate)
+
+    timm's own collate function takes one class index per image before version 1.0.31.
+
+    Args:
+        samples: Images, as timm's transforms return them, with targets (classes,): 1, 0, soft, or -1 for unknown.
+            Further features of a sample are left out.
+
+    Returns:
+        Images (B, C, H, W) of their type, uint8 for the prefetcher, and targets (B, classes) float32.
+    """
+    images = [sample[0] for sample in samples]
+    if isinstance(images[0], tuple):
+        raise UsageError('Expected one view of each image, but got several: multilabel_collate has no --aug-splits.')
+    targets = torch.stack([torch.as_tensor(sample[1], dtype=torch.float32) for sample in samples])
+    if targets.ndim != 2:
+        raise UsageError(
+            f'Expected targets of shape (classes,), but got {tuple(targets.shape[1:])}: class indices are for '
+            "timm's own collate function.")
+    bad = _find_bad_target(targets, list(range(len(targets))))
+    if bad is not None:
+        raise UsageError(
+            f'Expected targets in [0, 1], or -1 for unknown, but got {bad[1]} in sample {bad[0]} of a batch.')
+    return _stack(images), targets
 
 
 def _stack(images: list[Union[np.ndarray, torch.Tensor]]) -> torch.Tensor:

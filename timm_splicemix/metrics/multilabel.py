@@ -2,7 +2,7 @@
 import logging
 from collections import deque
 from dataclasses import replace
-from typing import Callable, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Union
 
 import torch
 import torch.distributed as dist
@@ -70,8 +70,9 @@ class MultilabelMeter:
         meter.compute()['mAP']
 
     The results are those of the whole data set, exactly, with any number of processes: `compute` gathers the samples of
-    all processes, so all of them have to call it. A sampler that pads the data set repeats samples; pass the indices of
-    the samples to `update`, and each counts once. `num_samples` is the number that the last `compute` scored.
+    all processes, so all of them have to call it. A sampler that pads the data set repeats samples; pass the sampler,
+    or the indices of the samples to `update`, and each counts once. `num_samples` is the number that the last `compute`
+    scored.
 
     Each label takes 5 bytes on the CPU (float32 score, int8 target), and each index 8. `compute` needs about as much
     again while it joins the batches, and each of several processes holds the whole data set while it computes. CUDA
@@ -89,6 +90,8 @@ class MultilabelMeter:
         unknown: Meaning of -1 in precision, recall and F1, 'negative' or 'ignore'; None for the preset's.
         sync: Gather from all processes of `torch.distributed`, if it is initialised.
         filename: Function from the index of a sample to its file, for messages.
+        sampler: Sampler of the batches in the order of the updates, such as that of a loader of timm, which gives the
+            indices of the samples. `update` takes no other ones then.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class MultilabelMeter:
             unknown: Optional[str] = None,
             sync: bool = True,
             filename: Optional[Callable[[int], str]] = None,
+            sampler: Optional[Iterable[int]] = None,
     ):
         if num_classes < 1:
             raise UsageError(f'Expected num_classes to be at least 1, but got {num_classes}.')
@@ -116,6 +120,7 @@ class MultilabelMeter:
         self.class_names = () if class_names is None else tuple(str(name) for name in class_names)
         self.sync = sync
         self.filename = filename
+        self._order = None if sampler is None else torch.tensor(list(sampler), dtype=torch.int64)
         self._warned_of: list[int] = []
         self.reset()
 
@@ -149,6 +154,8 @@ class MultilabelMeter:
         check_shapes(logits, targets)
         if logits.shape[1] != self.num_classes:
             raise UsageError(f'Expected logits of {self.num_classes} classes, but got {logits.shape[1]}.')
+        if self._order is not None:
+            indices = self._indices_in_order(len(logits), indices)
         if indices is not None:
             indices = torch.as_tensor(indices)
             if indices.shape != logits.shape[:1]:
@@ -174,6 +181,17 @@ class MultilabelMeter:
         self._has_indices = has_indices
         self._average_precisions = None
         self._store_pending(wait=False)
+
+    def _indices_in_order(self, count: int, indices: Any) -> torch.Tensor:
+        """The next indices of the sampler, which is read once: its order must not change."""
+        if indices is not None:
+            raise UsageError('Expected no indices, as the sampler gives them, but got some.')
+        start = len(self)
+        if start + count > len(self._order):
+            raise UsageError(
+                f'Expected {len(self._order)} samples, as many as the sampler has, but got more. Call reset() before '
+                'the next pass.')
+        return self._order[start:start + count]
 
     def _store(self, batch: _Batch) -> None:
         def name_row(row: int) -> str:
