@@ -13,15 +13,16 @@ COMMANDS = {*cli.COMMANDS.keys() - {'analysis'}, *(f'analysis.{name}' for name i
 OLD_NAMES = {'data.stats', 'data.check', 'analysis.html', 'inference'}  # aliases, until 0.3
 # The parts of the package that each part may import, in addition to `errors` and `files`
 MAY_IMPORT = {
-    '__init__': {'args', 'data', 'loss', 'metrics', 'mix', 'models', 'run', 'task'},
-    'errors': set(), 'files': set(), 'mix': set(), 'loss': set(), 'metrics': set(), 'models': set(), 'data': set(),
+    '__init__': {'args', 'data', 'heads', 'loss', 'metrics', 'mix', 'models', 'run', 'task'},
+    'errors': set(), 'files': set(), 'mix': set(), 'loss': set(), 'metrics': set(), 'data': set(),
+    'heads': set(), 'models': {'heads'},
     'task': {'mix', 'loss', 'models'}, 'draw': {'mix'}, 'results': set(),
-    'args': {'data', 'loss', 'metrics', 'mix'},
-    'run': {'args', 'data', 'draw', 'loss', 'metrics', 'mix', 'models', 'results', 'task'},
+    'args': {'data', 'heads', 'loss', 'metrics', 'mix'},
+    'run': {'args', 'data', 'draw', 'heads', 'loss', 'metrics', 'mix', 'models', 'results', 'task'},
     'cli': set(),  # imports commands, by name
     'analysis': {'args', 'data', 'draw', 'metrics', 'mix', 'models', 'results', 'run'},
 }
-TORCH_ONLY = {'mix': {'torchvision'}, 'loss': set(), 'metrics': set()}  # what they may import beside torch
+TORCH_ONLY = {'mix': {'torchvision'}, 'heads': set(), 'loss': set(), 'metrics': set()}  # beside torch
 
 
 def imports_of(path: Path) -> set[str]:

@@ -1,0 +1,206 @@
+""" What all heads have in common: registry, sizes, gradients, types, export """
+import pytest
+import torch
+from torch import nn
+
+from timm_splicemix.heads import create_head, head_class, head_options, list_heads, stored_side_inputs
+from timm_splicemix.heads.base import Head, batch_norm
+
+from .helpers import raises_error
+
+NAMES = list_heads()
+
+
+def side_inputs(num_classes, dim=6):
+    generator = torch.Generator().manual_seed(1)
+    labels = (torch.rand(40, num_classes, generator=generator) < 0.5).double()
+    return {
+        'class_vectors': torch.randn(num_classes, dim, generator=generator),
+        'cooccurrence': (labels.sum(dim=0), labels.T @ labels)}
+
+
+def make_head(name, num_classes=4, **kwargs):
+    torch.manual_seed(0)
+    channels = (6, 8) if head_class(name).num_maps == 2 else 8
+    return create_head(name, channels, num_classes, side_inputs=side_inputs(num_classes), **kwargs)
+
+
+def make_maps(name, batch=3, size=(3, 5), dtype=torch.float32):
+    generator = torch.Generator().manual_seed(2)
+    last = torch.randn(batch, 8, *size, generator=generator).to(dtype)
+    if head_class(name).num_maps == 1:
+        return last
+    return torch.randn(batch, 6, *(2 * n for n in size), generator=generator).to(dtype), last
+
+
+def test_all_heads_are_listed_and_unknown_ones_refused():
+    with raises_error("Expected a head among .*csra.*, but got 'gap'"):
+        create_head('gap', 8, 4)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_unknown_options_are_refused_with_the_known_ones(name):
+    options = ', '.join(head_options(name))
+    with raises_error(f"Unknown option 'foo' of head '{name}': its options are {options}"):
+        make_head(name, foo=1)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_missing_and_misshapen_side_inputs_are_refused(name):
+    for key in head_class(name).side_inputs:
+        given = {k: v for k, v in side_inputs(4).items() if k != key}
+        with raises_error(f"Head '{name}' needs .*side_inputs\\['{key}'\\]"):
+            create_head(name, 8, 4, side_inputs=given)
+        with raises_error(f"Expected side_inputs\\['{key}'\\] of shape .* with 5 classes, but got"):
+            create_head(name, 8, 5, side_inputs=side_inputs(4))
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_wrong_numbers_of_classes_and_maps_are_refused(name):
+    with raises_error('Expected at least 1 class'):
+        create_head(name, (8, 8) if head_class(name).num_maps == 2 else 8, 0, side_inputs=side_inputs(0))
+    with raises_error('Expected the channels of . feature map'):
+        create_head(name, (8, 8, 8), 4, side_inputs=side_inputs(4))
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_checkpoint_restores_side_inputs(name):
+    head = make_head(name).eval()
+    state = {f'head.{key}': value for key, value in head.state_dict().items()}
+    stored = stored_side_inputs(name, state, 'head.')
+    assert set(stored) == set(head.side_inputs)
+    restored = create_head(name, head.in_channels, 4, side_inputs=stored).eval()
+    restored.load_state_dict(head.state_dict())
+    assert torch.equal(head(make_maps(name)), restored(make_maps(name)))
+    if head.side_inputs:
+        with raises_error(f"of head '{name}' in the checkpoint, but it is missing"):
+            stored_side_inputs(name, {})
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('size', [(1, 1), (3, 5), (14, 14)])
+@pytest.mark.parametrize('num_classes', [1, 20, 1000])
+def test_logits_are_finite_and_gradients_reach_every_parameter(name, num_classes, size):
+    if num_classes == 1000 and size != (3, 5):
+        pytest.skip('1,000 classes are tested with one size')
+    if head_class(name).num_maps == 2:
+        size = tuple(max(n, 3) for n in size)
+    head = make_head(name, num_classes).train()
+    logits, aux = head.forward_train(make_maps(name, batch=2, size=size), head.class_weights())
+    assert logits.shape == (2, num_classes) and logits.isfinite().all()
+    targets = (torch.arange(2 * num_classes).view(2, -1) % 3 == 0).float()
+
+    def criterion(values):
+        return nn.functional.binary_cross_entropy_with_logits(values, targets)
+
+    loss, terms = head.losses(criterion(logits), aux, criterion)
+    assert loss.shape == () and all(term.shape == () and term.isfinite() for term in terms.values())
+    loss.backward()
+    for key, value in head.named_parameters():
+        assert value.grad is not None and value.grad.isfinite().all(), key
+        # The softmax over the single position of a 1 x 1 map is constant
+        assert value.grad.any() or size == (1, 1), key
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_images_do_not_influence_each_other(name):
+    head, maps = make_head(name).eval(), make_maps(name)
+    first = tuple(m[:1] for m in maps) if isinstance(maps, tuple) else maps[:1]
+    torch.testing.assert_close(head(maps)[:1], head(first), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_single_image_can_be_trained(name):
+    maps = make_maps(name, batch=1)
+    logits, _ = make_head(name).train().forward_train(maps)
+    assert logits.shape == (1, 4) and logits.isfinite().all()
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_forward_train_and_cells_agree_with_forward_in_evaluation_mode(name):
+    head, maps = make_head(name).eval(), make_maps(name)
+    expected = head(maps)
+    for weights in (None, head.class_weights()):
+        torch.testing.assert_close(head.forward_train(maps, weights)[0], expected)
+        if head.supports_cells:
+            assert head.cells_reason == ''
+            torch.testing.assert_close(head.forward_cells(maps, weights), expected)
+        else:
+            assert head.cells_reason
+
+
+@pytest.mark.parametrize('name', [name for name in NAMES if head_class(name).supports_cells])
+def test_cells_change_no_statistics(name):
+    head = make_head(name).train()
+    before = {key: value.clone() for key, value in head.named_buffers()}
+    head.forward_cells(make_maps(name) + 3).sum().backward()
+    assert all(torch.equal(before[key], value) for key, value in head.named_buffers())
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_bfloat16_autocast_and_float64(name):
+    head = make_head(name).train()
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        logits, _ = head.forward_train(make_maps(name), head.class_weights())
+    logits.float().sum().backward()
+    assert logits.isfinite().all()
+    assert all(value.grad is None or value.grad.isfinite().all() for value in head.parameters())
+    assert head.double().eval()(make_maps(name, dtype=torch.float64)).dtype == torch.float64
+    assert head.bfloat16()(make_maps(name, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def _image_independent(name):
+    head = make_head(name)
+    return head.class_weights() is not None
+
+
+def test_class_weights_are_the_only_part_that_is_folded():
+    for name in NAMES:
+        head, maps = make_head(name).eval(), make_maps(name)
+        expected, keys = head(maps), set(head.state_dict())
+        head.fold_class_weights()
+        torch.testing.assert_close(head(maps), expected)
+        assert set(head.state_dict()) == keys
+        assert (head.folded_weights is not None) == _image_independent(name)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_exported_programs_and_traces_give_the_same_logits_for_any_batch(name):
+    head, two, three = make_head(name).eval(), make_maps(name, batch=2), make_maps(name, batch=3)
+    head.fold_class_weights()
+    rows = {0: torch.export.Dim('batch', min=1)}
+    dynamic = ((rows, rows),) if isinstance(two, tuple) else (rows,)
+    program = torch.export.export(head, (two,), dynamic_shapes=dynamic)
+    torch.testing.assert_close(program.module()(three), head(three))
+    traced = torch.jit.trace(head, (two,), check_trace=False)
+    torch.testing.assert_close(traced(three), head(three))
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_heads_run_without_values(name):
+    """On the meta device there are no values, so that nothing can be decided from them."""
+    head = make_head(name).to('meta').train()
+    maps = make_maps(name)
+    maps = tuple(m.to('meta') for m in maps) if isinstance(maps, tuple) else maps.to('meta')
+    logits, _ = head.forward_train(maps)
+    logits.sum().backward()
+    assert logits.shape == (3, 4) and logits.is_meta
+
+
+def test_batch_norm_uses_running_statistics_for_cells_and_single_images():
+    layer = nn.BatchNorm1d(4)
+    layer.running_mean += 1
+    x = torch.randn(5, 4)
+    evaluated = nn.BatchNorm1d(4).eval()
+    evaluated.load_state_dict(layer.state_dict())
+    before = layer.running_mean.clone()
+    torch.testing.assert_close(batch_norm(layer, x, update_stats=False), evaluated(x))
+    torch.testing.assert_close(batch_norm(layer, x[:1]), evaluated(x[:1]))
+    assert torch.equal(layer.running_mean, before)
+    torch.testing.assert_close(batch_norm(layer, x).mean(dim=0), torch.zeros(4), atol=1e-5, rtol=0)
+    assert not torch.equal(layer.running_mean, before)
+
+
+def test_a_head_without_auxiliary_losses_adds_none():
+    loss = torch.tensor(2.)
+    assert Head(8, 4).losses(loss, {}, lambda logits: loss) == (loss, {})
