@@ -7,6 +7,7 @@ from timm_splicemix.heads import create_head, head_class, head_options, list_hea
 from timm_splicemix.heads.base import Head, batch_norm
 
 from .helpers import raises_error
+from .test_no_sync import CUDA, move_to_fake_cuda, no_sync
 
 NAMES = list_heads()
 
@@ -52,7 +53,7 @@ def test_missing_and_misshapen_side_inputs_are_refused(name):
         with raises_error(f"Head '{name}' needs .*side_inputs\\['{key}'\\]"):
             create_head(name, 8, 4, side_inputs=given)
         with raises_error(f"Expected side_inputs\\['{key}'\\] of shape .* with 5 classes, but got"):
-            create_head(name, 8, 5, side_inputs=side_inputs(4))
+            create_head(name, 8, 5, side_inputs={**side_inputs(5), key: side_inputs(4)[key]})
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -177,14 +178,19 @@ def test_exported_programs_and_traces_give_the_same_logits_for_any_batch(name):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_heads_run_without_values(name):
-    """On the meta device there are no values, so that nothing can be decided from them."""
-    head = make_head(name).to('meta').train()
-    maps = make_maps(name)
-    maps = tuple(m.to('meta') for m in maps) if isinstance(maps, tuple) else maps.to('meta')
-    logits, _ = head.forward_train(maps)
-    logits.sum().backward()
-    assert logits.shape == (3, 4) and logits.is_meta
+def test_a_step_never_waits_for_the_device(name):
+    head = make_head(name).train()
+    with no_sync():
+        move_to_fake_cuda(head)
+        shapes = [m.shape for m in make_maps(name)] if head.num_maps > 1 else [make_maps(name).shape]
+        maps = tuple(torch.empty(shape, device=CUDA) for shape in shapes)
+        maps = maps if head.num_maps > 1 else maps[0]
+        weights = head.class_weights()
+        logits, aux = head.forward_train(maps, weights)
+        loss, _ = head.losses(logits.sum(), aux, torch.sum)
+        assert loss.device.type == 'cuda'
+        if head.supports_cells:
+            assert head.forward_cells(maps, weights).device.type == 'cuda'
 
 
 def test_batch_norm_uses_running_statistics_for_cells_and_single_images():

@@ -7,10 +7,14 @@ import torch
 from ..errors import UsageError
 from .base import SIDE_INPUTS, Head
 from .csra import CSRA
+from .dsdl import DSDL
+from .ml_gcn import MLGCN
 
 __all__ = [
     'CSRA',
+    'DSDL',
     'HEADS',
+    'MLGCN',
     'SIDE_INPUTS',
     'Head',
     'create_head',
@@ -22,6 +26,8 @@ __all__ = [
 
 HEADS: dict[str, type[Head]] = {
     'csra': CSRA,
+    'ml-gcn': MLGCN,
+    'dsdl': DSDL,
 }
 
 

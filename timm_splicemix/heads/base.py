@@ -13,8 +13,8 @@ A head predicts classes from feature maps and knows nothing of the backbone. A c
 The first three calls of a training step use parameters, so they belong into the one `forward` of the module that DDP
 wraps. That module returns `aux`, a dictionary of tensors, with the logits. `losses` is called outside, as the targets
 are known there: it uses no parameter or buffer, only the tensors that it gets. `criterion` is a function of logits
-alone, with the targets of the batch bound. `loss` is what to minimise, and `terms` are the weighted auxiliary losses
-by name, to be logged.
+alone, with the targets of the batch bound. `loss` is what to minimise: the loss of the logits plus the sum of `terms`,
+the weighted auxiliary losses by name, which are to be logged.
 
 `maps` is a tensor (B, C, h, w), or a sequence of tensors if `num_maps` is above 1, in the order of decreasing size.
 Nothing is decided from values of tensors, so a head never waits for the device.
@@ -125,7 +125,7 @@ class Head(nn.Module):
             criterion: Function of logits (B, num_classes) that computes their loss with the targets of the batch.
 
         Returns:
-            The loss to minimise, and the weighted auxiliary losses by name.
+            The loss to minimise, and the weighted auxiliary losses by name, whose sum was added.
         """
         return task_loss, {}
 
@@ -181,3 +181,9 @@ def batch_norm(layer: nn.Module, x: torch.Tensor, update_stats: bool = True) -> 
         mean, var = layer.running_mean.clone(), layer.running_var.clone()
         return F.batch_norm(x, mean, var, layer.weight, layer.bias, training=False, eps=layer.eps)
     return layer(x)
+
+
+def uniform_parameter(*shape: int) -> nn.Parameter:
+    """Values between -1 / sqrt(n) and 1 / sqrt(n), where n is the last size."""
+    bound = 1 / math.sqrt(shape[-1])
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))

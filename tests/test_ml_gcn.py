@@ -1,0 +1,80 @@
+""" ML-GCN and the matrices of co-occurrence """
+import math
+
+import pytest
+import torch
+
+from timm_splicemix.heads import create_head
+from timm_splicemix.heads.graph import (
+    binary_edges,
+    conditional_probabilities,
+    normalized_adjacency,
+    reweighted_matrix,
+)
+
+from . import golden
+from .helpers import raises_error
+
+ALL = golden.read_cases('mlgcn')
+CASES = [case for case in ALL if 'kind' not in case]
+NAMES = {'gc1.weight': 'weight1', 'gc2.weight': 'weight2', 'A': None}
+
+
+def counts(adjacency):
+    return torch.tensor(adjacency['nums']), torch.tensor(adjacency['count_matrix'])
+
+
+@pytest.mark.parametrize('case', CASES, ids=[case['id'] for case in CASES])
+def test_outputs_and_gradients_are_those_of_the_published_code(case, float64):
+    settings, inputs = case['settings'], golden.inputs_of(case)
+    head = create_head(
+        'ml-gcn', settings['channels'], settings['num_classes'], hidden=settings['hidden'], threshold=settings['t'],
+        side_inputs={'class_vectors': inputs['words'], 'cooccurrence': counts(case['adjacency'])})
+    golden.fill(head, case, NAMES)
+    x, words = (inputs[name].requires_grad_() for name in ('x', 'words'))
+    assert not head.class_vectors.requires_grad
+    head.class_vectors = words  # the published code computes their gradient, but does not train them
+    logits = head(x)
+    golden.same_values(logits, case['outputs']['logits'])
+    golden.same_gradients(head, case, 'logits', logits, NAMES, {'x': x, 'words': words})
+
+
+@pytest.mark.parametrize('case', [case for case in ALL if 'adjacency' in case], ids=lambda case: case['id'])
+def test_matrices_are_those_of_the_published_code(case, float64):
+    edges = binary_edges(*counts(case['adjacency']), case['settings']['t'])
+    matrix = reweighted_matrix(edges, 0.25)
+    golden.same_values(matrix, case['adjacency']['reweighted_A'])
+    golden.same_values(normalized_adjacency(matrix), case['adjacency']['A_hat'])
+
+
+def test_the_diagonal_and_classes_without_images_have_no_edges():
+    joint = torch.tensor([[9, 4, 0], [4, 8, 0], [0, 0, 0]])
+    found = conditional_probabilities(torch.tensor([9, 8, 0]), joint)
+    assert found.tolist() == [[0, 4 / 9, 0], [0.5, 0, 0], [0, 0, 0]]
+    assert binary_edges(torch.tensor([9, 8, 0]), joint, 0.5).tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 0]]
+
+
+def test_class_weights_are_computed_once_and_need_no_image():
+    torch.manual_seed(0)
+    labels = (torch.rand(50, 5) < 0.5).float()
+    head = create_head(
+        'ml-gcn', 8, 5, side_inputs={
+            'class_vectors': torch.randn(5, 7), 'cooccurrence': (labels.sum(dim=0), labels.T @ labels)})
+    weights = head.class_weights()
+    assert weights.shape == (5, 8)
+    x = torch.randn(2, 8, 3, 4)
+    torch.testing.assert_close(head.forward_cells(x, 2 * weights), 2 * head(x))
+
+
+def test_first_values_and_options():
+    vectors, side = torch.ones(3, 7), (torch.ones(3), torch.ones(3, 3))
+    head = create_head('ml-gcn', 16, 3, side_inputs={'class_vectors': vectors, 'cooccurrence': side}, threshold=0.4)
+    assert head.weight1.shape == (7, 1024) and head.weight2.shape == (1024, 16)
+    for weight, bound in ((head.weight1, 1 / 32), (head.weight2, 1 / 4)):
+        assert weight.abs().max() <= bound
+        assert math.isclose(weight.std().item(), bound / math.sqrt(3), rel_tol=0.05)
+    assert {key for key, _ in head.named_parameters()} == {'weight1', 'weight2'}
+    assert not torch.equal(vectors.add_(1), head.class_vectors)  # a copy
+    for options in ({'hidden': 0}, {'hidden': 1.5}, {'threshold': 2.}, {'neighbor_weight': -1.}, {'threshold': 'x'}):
+        with raises_error(f"for option '{next(iter(options))}' of head 'ml-gcn', but got"):
+            create_head('ml-gcn', 16, 3, side_inputs={'class_vectors': vectors, 'cooccurrence': side}, **options)

@@ -1,0 +1,45 @@
+""" Matrices from the co-occurrence of labels """
+import torch
+
+
+def conditional_probabilities(label_counts: torch.Tensor, joint_counts: torch.Tensor) -> torch.Tensor:
+    """ P[i, j], the part of the images with class i that also has class j, in float64; 0 on the diagonal.
+
+    Args:
+        label_counts: (C,) images with each class. A class without images has probabilities of 0.
+        joint_counts: (C, C) images with both classes.
+    """
+    probabilities = joint_counts.double() / label_counts.double().clamp(min=1)[:, None]
+    return probabilities.masked_fill(torch.eye(len(probabilities), dtype=torch.bool, device=probabilities.device), 0.)
+
+
+def binary_edges(label_counts: torch.Tensor, joint_counts: torch.Tensor, threshold: float) -> torch.Tensor:
+    """ 1 where the conditional probability is at least a threshold, otherwise 0, in the default type.
+
+    Args:
+        label_counts: (C,) images with each class.
+        joint_counts: (C, C) images with both classes.
+        threshold: Smallest probability of an edge.
+    """
+    return (conditional_probabilities(label_counts, joint_counts) >= threshold).to(torch.get_default_dtype())
+
+
+def reweighted_matrix(edges: torch.Tensor, neighbor_weight: float) -> torch.Tensor:
+    """ Divide a weight among the edges of each column, and add 1 on the diagonal.
+
+    Args:
+        edges: (C, C) of 0 and 1.
+        neighbor_weight: Weight of all edges of a column together.
+    """
+    shares = neighbor_weight * edges / (edges.sum(dim=0, keepdim=True) + 1e-6)
+    return shares + torch.eye(len(edges), dtype=edges.dtype, device=edges.device)
+
+
+def normalized_adjacency(matrix: torch.Tensor) -> torch.Tensor:
+    """ The matrix that graph layers multiply with: D A^T D, where D is diagonal and has (row sum of A) ** -0.5.
+
+    Args:
+        matrix: (C, C) matrix A, not symmetric in general.
+    """
+    scale = matrix.sum(dim=1) ** -0.5
+    return scale[:, None] * matrix.T * scale[None, :]
