@@ -12,6 +12,14 @@ from .test_no_sync import CUDA, move_to_fake_cuda, no_sync
 NAMES = list_heads()
 
 
+def no_influence(name, num_classes):
+    """Parameters without influence: softmax ignores what is added to all positions, and one class has no messages."""
+    if name != 'ssgrl':
+        return ()
+    messages = ('update_w.weight', 'reset_w.weight', 'state_w.weight') if num_classes == 1 else ()
+    return 'fc3.bias', 'fc_a.bias', *messages
+
+
 def side_inputs(num_classes, dim=6):
     generator = torch.Generator().manual_seed(1)
     labels = (torch.rand(40, num_classes, generator=generator) < 0.5).double()
@@ -99,8 +107,8 @@ def test_logits_are_finite_and_gradients_reach_every_parameter(name, num_classes
     loss.backward()
     for key, value in head.named_parameters():
         assert value.grad is not None and value.grad.isfinite().all(), key
-        # The softmax over the single position of a 1 x 1 map is constant
-        assert value.grad.any() or size == (1, 1), key
+        # A 1 x 1 map has no attention
+        assert value.grad.any() or size == (1, 1) or key in no_influence(name, num_classes), key
 
 
 @pytest.mark.parametrize('name', NAMES)

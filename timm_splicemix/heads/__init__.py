@@ -5,17 +5,21 @@ from typing import Any, Mapping, Optional, Sequence, Union
 import torch
 
 from ..errors import UsageError
+from .add_gcn import ADDGCN
 from .base import SIDE_INPUTS, Head
 from .csra import CSRA
 from .dsdl import DSDL
 from .ml_gcn import MLGCN
+from .ssgrl import SSGRL
 
 __all__ = [
+    'ADDGCN',
     'CSRA',
     'DSDL',
     'HEADS',
     'MLGCN',
     'SIDE_INPUTS',
+    'SSGRL',
     'Head',
     'create_head',
     'head_class',
@@ -27,6 +31,8 @@ __all__ = [
 HEADS: dict[str, type[Head]] = {
     'csra': CSRA,
     'ml-gcn': MLGCN,
+    'ssgrl': SSGRL,
+    'add-gcn': ADDGCN,
     'dsdl': DSDL,
 }
 

@@ -175,8 +175,7 @@ def batch_norm(layer: nn.Module, x: torch.Tensor, update_stats: bool = True) -> 
         x: (B, C) vectors.
         update_stats: False for cells.
     """
-    single = x.shape[0] < 2 and not isinstance(layer, nn.SyncBatchNorm)
-    if layer.training and (single or not update_stats):
+    if layer.training and (not update_stats or (x.shape[0] < 2 and not isinstance(layer, nn.SyncBatchNorm))):
         # Copies, as the statistics may be updated before the backward pass
         mean, var = layer.running_mean.clone(), layer.running_var.clone()
         return F.batch_norm(x, mean, var, layer.weight, layer.bias, training=False, eps=layer.eps)
@@ -187,3 +186,22 @@ def uniform_parameter(*shape: int) -> nn.Parameter:
     """Values between -1 / sqrt(n) and 1 / sqrt(n), where n is the last size."""
     bound = 1 / math.sqrt(shape[-1])
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+
+class PerClassLinear(nn.Module):
+    """ One linear classifier per class, each for the feature of its class alone.
+
+    First values are those of `nn.Linear`: uniform up to 1 / sqrt(dim).
+
+    Args:
+        num_classes: Number of classes.
+        dim: Channels of the features.
+    """
+
+    def __init__(self, num_classes: int, dim: int):
+        super().__init__()
+        self.weight = uniform_parameter(num_classes, dim)
+        self.bias = nn.Parameter(torch.empty(num_classes).uniform_(-dim ** -0.5, dim ** -0.5))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return (features * self.weight).sum(dim=2) + self.bias  # (B, num_classes, dim) -> (B, num_classes)
