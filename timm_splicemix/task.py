@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .errors import UsageError
 from .loss import ConsistencyLoss, ignores_unknown
 from .mix import Plan, as_mixer
-from .models import FeatureMap, check_consistency
+from .models import FeatureMap, check_consistency, classifier_parameters, has_head
 
 _logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class SpliceMixModule(nn.Module):
             self,
             images: torch.Tensor,
             plan: Optional[Plan] = None,
-    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+    ) -> tuple[Any, ...]:
         """ Predict whole images and the parts of their feature maps that a plan selects.
 
         Args:
@@ -49,8 +49,12 @@ class SpliceMixModule(nn.Module):
 
         Returns:
             Logits (K + M, classes), and logits of the parts (N, classes) or None. The parts of a `SpliceMix` are all
-            cells of mixed images in the order of the records.
+            cells of mixed images in the order of the records. If the head of the model has losses of its own, the
+            tensors that they need follow, in a dictionary.
         """
+        if has_head(self.model):
+            logits, part_logits, aux = self._forward_with_head(images, plan)
+            return (logits, part_logits, aux) if aux else (logits, part_logits)
         if plan is None or not plan.num_parts:
             return (self._whole or self.model)(images), None
         if self.feature_map is None:
@@ -65,6 +69,25 @@ class SpliceMixModule(nn.Module):
             part_logits.append(self.model.forward_head(part_features))
         return logits, torch.cat(part_logits)
 
+    def _forward_with_head(
+            self,
+            images: torch.Tensor,
+            plan: Optional[Plan],
+    ) -> tuple[torch.Tensor, Optional[torch.Tensor], dict[str, torch.Tensor]]:
+        if plan is None or not plan.num_parts:
+            logits, aux = (self._whole or self.model.forward_train)(images)
+            return logits, None, aux
+        if self.feature_map is None:
+            self.feature_map = check_consistency(self.model, tuple(images.shape[1:]))
+        image_size = (images.shape[2], images.shape[3])
+        features = (self._features or self.model.forward_features)(images)
+        maps = self.model.head_maps(features, image_size)  # (K + M, C, h, w)
+        head = self.model.get_classifier()
+        weights = head.class_weights()  # once for images and parts
+        logits, aux = head.forward_train(maps, weights)
+        parts = [head.forward_cells(parts, weights) for _, parts in plan.parts(maps, image_size)]
+        return logits, torch.cat(parts), aux
+
     def compile(self, consistency: bool, **kwargs: Any) -> None:
         """ Compile the backbone alone if consistency learning needs its features, otherwise the whole model.
 
@@ -75,7 +98,8 @@ class SpliceMixModule(nn.Module):
         if consistency:
             self._features = torch.compile(self.model.forward_features, **kwargs)
         else:
-            self._whole = torch.compile(self.model.forward, **kwargs)
+            forward = self.model.forward_train if has_head(self.model) else self.model.forward
+            self._whole = torch.compile(forward, **kwargs)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -219,6 +243,19 @@ class SpliceMixTask(TrainingTask):
         self.eval_model = torch.compile(self.trainable_module.model, **kwargs)
         return self.eval_model
 
+    def get_clip_parameters(self, exclude_head: bool = False) -> Any:
+        """ The parameters whose gradients are clipped.
+
+        Args:
+            exclude_head: Leave out the classifier, or the multi-label head.
+        """
+        model = self.get_trainable_module()
+        model = getattr(model, 'module', model).model
+        if not exclude_head or not has_head(model):
+            return super().get_clip_parameters(exclude_head)
+        excluded = {id(parameter) for parameter in classifier_parameters(model)}
+        return [parameter for parameter in model.parameters() if id(parameter) not in excluded]
+
     def get_eval_model(self, module: Optional[nn.Module] = None, ema: bool = False) -> Optional[nn.Module]:
         """ The plain model, whose weights are saved in checkpoints.
 
@@ -240,7 +277,8 @@ class SpliceMixTask(TrainingTask):
 
         Returns:
             'loss', the total loss; 'output', the logits of the regular images that stayed in the batch; 'task_loss'
-            and, with a consistency weight, 'consistency_loss', the terms of the loss without their weights.
+            and, with a consistency weight, 'consistency_loss', the terms of the loss without their weights; the
+            weighted losses of the head by name, if it has any.
         """
         mixer = as_mixer(self.mixer)
         if mixer.separate_batches:  # `parts` has mixed the batch
@@ -248,17 +286,31 @@ class SpliceMixTask(TrainingTask):
         else:
             plan = mixer.plan(len(input))
             input, target = mixer.apply(input, target, plan)
-        logits, part_logits = self.trainable_module(input, plan if self.consistency_weight else None)
+        logits, part_logits, *aux = self.trainable_module(input, plan if self.consistency_weight else None)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         mixer.remember(input, target, logits)
         task_loss = self.criterion(logits, target)
         result = {'loss': task_loss, 'output': logits[:plan.num_regular], 'task_loss': task_loss.detach()}
+        if aux:
+            result.update(self._head_losses(task_loss, aux[0], target))
         if self.consistency_weight:
             if part_logits is None:
                 consistency = logits.new_zeros(())
             else:
                 consistency = self.consistency(part_logits, plan.teachers(logits), plan.dropped_parts())
                 consistency = plan.parts_weight(tuple(input.shape[2:])) * consistency
-            result['loss'] = task_loss + self.consistency_weight * consistency
+            result['loss'] = result['loss'] + self.consistency_weight * consistency
             result['consistency_loss'] = consistency.detach()
         return result
+
+    def _head_losses(
+            self,
+            task_loss: torch.Tensor,
+            aux: dict[str, torch.Tensor],
+            target: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        """The loss with the head's own losses, and these by name."""
+        aux = {name: value if value.dtype == torch.float64 else value.float() for name, value in aux.items()}
+        head = self.get_eval_model(self.trainable_module).get_classifier()
+        loss, terms = head.losses(task_loss, aux, lambda logits: self.criterion(logits, target))
+        return {'loss': loss, **{f'{name}_loss': value.detach() for name, value in terms.items()}}

@@ -10,8 +10,10 @@ from .create import create_model
 from .feature_map import FeatureMap, check_consistency, describe_features
 from .pooling import is_max_pooled
 from .shufflenetv2 import ShuffleNetV2
+from .with_head import HEAD_PREFIX, has_head
 
 __all__ = [
+    'HEAD_PREFIX',
     'FeatureMap',
     'ShuffleNetV2',
     'check_consistency',
@@ -19,6 +21,7 @@ __all__ = [
     'create_model',
     'describe_features',
     'freeze_batch_norm',
+    'has_head',
     'init_classifier',
     'is_max_pooled',
     'mean_prior_bias',

@@ -104,7 +104,7 @@ class FeatureMap:
         if self.layout == 'NHWC':
             return features.permute(0, 3, 1, 2), None
         height, width = _grid_of_tokens(features.shape[1] - self.num_prefix, image_size or self.grid)
-        maps = features[:, self.num_prefix:].transpose(1, 2).reshape(len(features), -1, height, width)  # (N, C, h, w)
+        maps = features[:, self.num_prefix:].transpose(1, 2).unflatten(2, (height, width))  # (N, C, h, w)
         return maps, features[:, :self.num_prefix] if self.num_prefix else None
 
     def join(self, maps: torch.Tensor, prefix: Optional[torch.Tensor] = None) -> torch.Tensor:
@@ -166,18 +166,24 @@ def full_input_size(model: nn.Module, input_size: Optional[Union[int, tuple[int,
     return channels, *size
 
 
+def random_image(model: nn.Module, input_size: Optional[Union[int, tuple[int, ...]]] = None) -> torch.Tensor:
+    """(1, channels, height, width), always the same values."""
+    like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    return _randn((1, *full_input_size(model, input_size)), like)
+
+
 def run_features(
         model: nn.Module,
         input_size: Optional[Union[int, tuple[int, ...]]] = None,
 ) -> tuple[FeatureMap, torch.Tensor]:
     """The layout of the features, and the features of one random image; to be called within `probing`."""
-    channels, height, width = full_input_size(model, input_size)
-    like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    image = random_image(model, input_size)
+    _, channels, height, width = image.shape
     try:
-        features = model.forward_features(_randn((1, channels, height, width), like))
+        features = model.forward_features(image)
     except REFUSALS as error:
         raise UsageError(
-            f'{model_name(model)} does not accept images of {channels} x {height} x {width}: {_one_line(error)}'
+            f'{model_name(model)} does not accept images of {channels} x {height} x {width}: {one_line(error)}'
         ) from error
     return _layout(model, features, (height, width)), features
 
@@ -205,7 +211,7 @@ def _layout(model: nn.Module, features: torch.Tensor, image_size: tuple[int, int
     return FeatureMap(layout, features.shape[1], tuple(features.shape[2:]))
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip('.') + '.'
 
 
@@ -312,6 +318,11 @@ def check_consistency(model: nn.Module, input_size: Union[int, tuple[int, ...]])
         Traceback (most recent call last):
         timm_splicemix.errors.UsageError: ... its head reads the class token, ...
     """
+    head = getattr(model, 'multilabel_head', None)
+    if head is not None and not head.supports_cells:
+        raise UsageError(
+            f'Head {model.head_name} cannot be used for consistency learning: {head.cells_reason}. Use plain SpliceMix '
+            'without --splicemix-cl, or another head.')
     with probing(model):
         feature_map, features = run_features(model, input_size)
         if feature_map.grid == (1, 1):
@@ -326,7 +337,7 @@ def check_consistency(model: nn.Module, input_size: Union[int, tuple[int, ...]])
             is_suitable = HeadProbe(model, feature_map, features, part=True).depends_on_maps_only()
         except REFUSALS as error:
             raise _unsuitable(
-                model, f'its head does not accept a part of the feature map ({_one_line(error)[:-1]})') from error
+                model, f'its head does not accept a part of the feature map ({one_line(error)[:-1]})') from error
         if not is_suitable:
             raise _unsuitable(model, 'its head reads the class token, which attends to all cells of a mixed image')
     return feature_map

@@ -22,9 +22,10 @@ from .feature_map import (
     probing,
     run_features,
 )
+from .mixin import ModelMixin, add_mixin, remove_mixin
 
 
-class MaxBeforeHead:
+class MaxBeforeHead(ModelMixin):
     """ Mixin for the class of a model: takes the maximum over the feature map before the model's average pooling.
 
     It adds no parameters and no modules, so the state dict does not change.
@@ -43,23 +44,10 @@ class MaxBeforeHead:
     def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None, **kwargs: Any) -> None:
         """Reset the classifier; another pooling than 'max' removes this mixin."""
         if global_pool not in (None, 'max'):
-            self.__class__ = type(self).__mro__[2]
+            remove_mixin(self)
             del self.max_feature_map
             return self.reset_classifier(num_classes, global_pool, **kwargs)
         return super().reset_classifier(num_classes, **kwargs)
-
-    def __reduce_ex__(self, protocol: int) -> tuple:
-        # This class is created at run time, so pickle cannot find it by name; it can find the class of the model.
-        return _new_max_before_head, (type(self).__mro__[2],), self.__dict__
-
-
-def _with_max_before_head(cls: type[nn.Module]) -> type[nn.Module]:
-    return type(cls.__name__, (MaxBeforeHead, cls), {'__module__': cls.__module__})
-
-
-def _new_max_before_head(cls: type[nn.Module]) -> nn.Module:
-    cls = _with_max_before_head(cls)
-    return cls.__new__(cls)
 
 
 class _Structure:
@@ -101,7 +89,7 @@ def _put_max_before(model: nn.Module, feature_map: FeatureMap, features: torch.T
     if not _pools_by_average(model, feature_map, features):
         raise UsageError('The head does not use average pooling.')
     model.max_feature_map = feature_map
-    model.__class__ = _with_max_before_head(type(model))
+    add_mixin(model, MaxBeforeHead)
 
 
 def _put_max_before_average(model: nn.Module, feature_map: FeatureMap, features: torch.Tensor) -> None:

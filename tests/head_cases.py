@@ -1,0 +1,43 @@
+""" Heads with small options, on small models of six families, for several test files """
+import torch
+
+from timm_splicemix.heads import head_class, head_options, list_heads
+from timm_splicemix.models import create_model
+
+FAMILIES = {
+    'resnet': ('test_resnet', {}),
+    'convnext': ('test_convnext', {}),
+    'vit': ('test_vit', {'img_size': 64}),
+    'swin': ('swin_tiny_patch4_window7_224', {
+        'img_size': 64, 'embed_dim': 16, 'depths': (1, 1, 1, 1), 'num_heads': (1, 1, 1, 1)}),
+    'efficientnet': ('test_efficientnet', {}),
+    'shufflenetv2': ('shufflenetv2_x0_5', {}),
+}
+HEADS = list_heads()
+ONE_MAP = [name for name in HEADS if head_class(name).num_maps == 1]
+TWO_MAPS = [name for name in HEADS if head_class(name).num_maps == 2]
+STRIDES_16_AND_32 = [family for family in FAMILIES if family != 'vit']
+# (head, family) that fit together
+PAIRS = [(head, family) for head in HEADS for family in FAMILIES if head in ONE_MAP or family in STRIDES_16_AND_32]
+
+
+def small_options(head):
+    """Options that make a head narrow, in place of widths that fit a ResNet-101."""
+    widths = {'dim': 16, 'hidden_dim': 16, 'intermediate_dim': 16, 'feedforward_dim': 32}
+    return {name: widths[name] for name in head_options(head) if name in widths}
+
+
+def make_side_inputs(num_classes, dim=6):
+    generator = torch.Generator().manual_seed(1)
+    labels = (torch.rand(40, num_classes, generator=generator) < 0.5).double()
+    return {
+        'class_vectors': torch.randn(num_classes, dim, generator=generator),
+        'cooccurrence': (labels.sum(dim=0), labels.T @ labels)}
+
+
+def make_model(family, head='csra', num_classes=5, **kwargs):
+    name, family_kwargs = FAMILIES[family]
+    torch.manual_seed(0)
+    return create_model(
+        name, num_classes=num_classes, head=head, head_kwargs={**small_options(head), **kwargs},
+        side_inputs=make_side_inputs(num_classes), **family_kwargs)
