@@ -117,6 +117,8 @@ def validate(args: argparse.Namespace, given: set[str], device: torch.device) ->
         path = (Path(args.checkpoint).parent if args.checkpoint else folder) / 'thresholds.json'
         save_thresholds(evaluator.thresholds, path)
         _logger.info(f'Thresholds  {path}')
+    if args.eval_sizes:
+        evaluator.keep_images()
     evaluation = evaluator.evaluate()
     if args.eval_sizes:
         evaluation.result['sizes'] = evaluate_sizes(evaluator, evaluation, folder)

@@ -25,6 +25,7 @@ _MIXERS = (*_PAIRS, 'resizemix', 'recursivemix')
 # Flags that have an effect only together with one of others
 _NEEDS = {
     'bootstrap': ('compare',),
+    'cache_size': ('cache',),
     'fuser': ('torchscript',),
     'mixup_mode': _PAIRS,
     'mixup_off_epoch': (*_MIXERS, 'splicemix_grids'),

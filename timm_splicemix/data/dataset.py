@@ -1,6 +1,10 @@
 """ timm's `ImageDataset` with strict errors, and its multi-label version """
-from typing import Any, Callable, Iterator, Optional
+import contextlib
+import os
+from pathlib import Path
+from typing import Any, Callable, Iterator, Optional, Union
 
+import numpy as np
 import torch
 import torch.utils.data
 from PIL import Image
@@ -9,7 +13,8 @@ from timm.data.readers.reader_image_folder import ReaderImageFolder
 
 from ..errors import UsageError
 from ..files import open_regular
-from .decode import decode_image
+from .decode import decode_image, from_pixels, to_pixels
+from .pixel_cache import PixelCache, open_pixel_cache
 from .readers.base import MultiLabelReader
 
 
@@ -37,6 +42,7 @@ class StrictImageDataset(ImageDataset):
     """
     decoder = 'pil'
     exif = False  # as in timm
+    pixels: Optional[PixelCache] = None
 
     @property
     def class_names(self) -> Optional[list[str]]:
@@ -63,13 +69,53 @@ class StrictImageDataset(ImageDataset):
             name = self.reader.filename(index, absolute=True)
             raise RuntimeError(f'Cannot transform image {name}: {error or repr(error)}') from error
 
+    def use_cache(self, place: Union[str, Path], size: Optional[int] = None) -> None:
+        """ Keep decoded images in memory or in a file, see `open_pixel_cache`.
+
+        Args:
+            place: 'ram' or a folder.
+            size: Length of the shorter side that larger images are resized to; None keeps their pixels exactly.
+        """
+        paths = self._paths()
+        if paths is None:
+            raise UsageError(f'--cache needs images in files of their own, which {type(self.reader).__name__} lacks.')
+        stamps = np.zeros((len(paths), 2), np.int64)
+        for index, path in enumerate(paths):
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                stamps[index] = status.st_size, status.st_mtime_ns
+        self.pixels = open_pixel_cache(
+            place, [os.path.abspath(path) for path in paths], stamps, lambda index: open_regular(paths[index]),
+            self.input_img_mode, self.exif, size)
+
+    def _paths(self) -> Optional[list[str]]:
+        if type(self.reader) is ReaderImageFolder:
+            return [path for path, _ in self.reader.samples]
+        is_file = getattr(type(self.reader), '__getitem__', None) is MultiLabelReader.__getitem__
+        return self.reader.paths if is_file else None
+
+    def _target(self, index: int) -> Any:
+        if type(self.reader) is ReaderImageFolder:
+            return self.reader.samples[index][1]
+        return self.reader.targets[index].float()
+
+    def _load(self, index: int) -> tuple:
+        """Image and target, and more with `additional_features`."""
+        cached = None if self.pixels is None else self.pixels.read(index)
+        if cached is not None:
+            return from_pixels(cached, self.decoder, self.input_img_mode), self._target(index)
+        file, target, *features = self._open(index)
+        with file:
+            image = file.read()
+        if not self.load_bytes:
+            image = decode_image(image, self.decoder, self.input_img_mode, exif=self.exif)
+        if self.pixels is not None:
+            image = from_pixels(self.pixels.write(index, to_pixels(image)), self.decoder, self.input_img_mode)
+        return image, target, *features
+
     def __getitem__(self, index: int):
         try:
-            file, target, *features = self._open(index)
-            with file:
-                image = file.read()
-            if not self.load_bytes:
-                image = decode_image(image, self.decoder, self.input_img_mode, exif=self.exif)
+            image, target, *features = self._load(index)
         except UsageError:  # a bad label
             raise
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

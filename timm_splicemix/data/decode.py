@@ -134,4 +134,29 @@ def _rotate(image: Union[Image.Image, torch.Tensor], orientation: int) -> Union[
         return image.transpose(method)
     if orientation > 4:
         image = image.transpose(1, 2)
-    return image.flip(flips)
+    return _channels_first(image.flip(flips).permute(1, 2, 0).contiguous())
+
+
+def oriented_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height of an opened image after the rotation that its EXIF orientation asks for."""
+    return image.size[::-1] if _orientation(image) > 4 else image.size
+
+
+def to_pixels(image: Union[Image.Image, torch.Tensor]) -> torch.Tensor:
+    """The pixels (H, W, C) of a decoded image."""
+    if isinstance(image, torch.Tensor):
+        return image.permute(1, 2, 0)
+    return pil_to_tensor(image).permute(1, 2, 0)
+
+
+def from_pixels(pixels: torch.Tensor, decoder: str, mode: str) -> Union[Image.Image, torch.Tensor]:
+    """The decoded image that `to_pixels` gives these pixels (H, W, C) for."""
+    if decoder == 'torchvision':
+        return _channels_first(pixels)
+    height, width = pixels.shape[:2]
+    return Image.frombytes(mode, (width, height), pixels.contiguous().numpy().tobytes())
+
+
+def _channels_first(pixels: torch.Tensor) -> torch.Tensor:
+    """(C, H, W) in the memory format of decoded JPEG files."""
+    return pixels.permute(2, 0, 1)

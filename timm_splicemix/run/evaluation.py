@@ -11,7 +11,13 @@ import torch
 from timm.utils import decay_batch_step
 from torch import nn
 
-from ..data import MultiLabelDataset, align_classes, check_has_positives, is_training_split
+from ..data import (
+    MultiLabelDataset,
+    StrictImageDataset,
+    align_classes,
+    check_has_positives,
+    is_training_split,
+)
 from ..errors import UsageError
 from ..files import read_text
 from ..loss import binary_cross_entropy, union_cross_entropy
@@ -88,6 +94,14 @@ class Evaluator:
             name: Name of the evaluation in the log.
         """
         return self._evaluate(self.dataset, input_size or self.input_size, name)
+
+    def keep_images(self) -> None:
+        """Keep decoded images in memory for several evaluations, if --cache does not keep them and they fit."""
+        if not self.args.cache and isinstance(self.dataset, StrictImageDataset):
+            try:
+                self.dataset.use_cache('ram')
+            except UsageError as error:
+                _logger.info(f'Images are decoded again for each size. {error}')
 
     def tune(self) -> Evaluation:
         """Tune the threshold of each class on --tune-split, for the evaluations that follow."""

@@ -13,6 +13,7 @@ from ..args.ours import LOSS_PARAMETERS, losses_with
 from ..data import (
     MultiLabelDataset,
     MultiLabelLoader,
+    StrictImageDataset,
     align_classes,
     check_has_positives,
     create_dataset,
@@ -68,6 +69,10 @@ def create_dataset_from_flags(
         kwargs['seed'] = args.seed
     dataset = create_dataset(**{**kwargs, **options})
     check_has_positives(dataset, split)
+    if args.cache:
+        if not isinstance(dataset, StrictImageDataset):
+            raise UsageError(f'--cache does not support data set {args.dataset}, which is read as a stream.')
+        dataset.use_cache(args.cache, args.cache_size)
     return dataset
 
 
