@@ -65,7 +65,7 @@ def add_validate_args(parser: argparse.ArgumentParser) -> None:
     add('--eval-sizes', nargs='+', type=at_least(1), metavar='PIXELS',
         help='low-resolution study: also evaluate at these image sizes, e.g. 448 224 112 64')
     add('--decoder', default='pil', choices=DECODERS, help='image decoder; torchvision is faster')
-    _add_cache_args(add)
+    _add_decoding_args(add)
     add('--output', metavar='DIR', help='folder of the results (default: a new one in output/validate)')
     add('--export', choices=EXPORTS, help='export the model and verify its outputs; needs no data set')
     add('--compare', nargs='+', metavar='RESULTS',
@@ -224,7 +224,7 @@ def _add_fine_tuning_args(add: Any) -> None:
         help="evaluation crop: center crops, squash keeps every object, border pads (default: the model's own)")
     add('--decoder', default='pil', choices=DECODERS,
         help='image decoder; torchvision is faster and supports crops, flips and erasing')
-    _add_cache_args(add)
+    _add_decoding_args(add)
     add('--on-bad-image', default='raise', choices=ON_BAD_IMAGE,
         help='raise an error for unreadable images or skip them')
     add('--metrics', default='paper', choices=list(PRESETS), help=_PRESETS)
@@ -233,7 +233,10 @@ def _add_fine_tuning_args(add: Any) -> None:
     add('--log-tensorboard', action='store_true', help='write TensorBoard logs to the folder of the run')
 
 
-def _add_cache_args(add: Any) -> None:
+def _add_decoding_args(add: Any) -> None:
+    add('--scaled-decoding', action='store_true',
+        help='decode JPEG photos at 1/2, 1/4 or 1/8 of their size where the crop needs no more; faster for large '
+             'photos, pixels differ slightly')
     add('--cache', metavar='ram|DIR',
         help='decode every image once and keep its pixels: ram keeps them in memory until the run ends, a folder keeps '
              'them for later runs')

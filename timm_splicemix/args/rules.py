@@ -122,6 +122,9 @@ def _check_common(args: argparse.Namespace, parser: CommandParser) -> None:
         default = parser.get_default(name)
         if getattr(args, name, default) != default and not any(getattr(args, other) for other in needed):
             raise UsageError(f'Expected {" or ".join(map(_flag, needed))} with {_flag(name)}, but got none.')
+    if args.cache and args.scaled_decoding:
+        raise UsageError(
+            'Expected --cache or --scaled-decoding, but got both: a cache decodes each image once, for all crops.')
     if args.amp and args.model_dtype not in (None, 'float32'):
         raise UsageError(f'Expected --amp or --model-dtype {args.model_dtype}, but got both.')
     if args.data and args.data_dir and args.data != args.data_dir:

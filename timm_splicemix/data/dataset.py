@@ -14,6 +14,7 @@ from timm.data.readers.reader_image_folder import ReaderImageFolder
 from ..errors import UsageError
 from ..files import open_regular
 from .decode import decode_image, from_pixels, to_pixels
+from .encoded import EncodedImage, UndecodableImage
 from .pixel_cache import PixelCache, open_pixel_cache
 from .readers.base import MultiLabelReader
 
@@ -43,6 +44,7 @@ class StrictImageDataset(ImageDataset):
     decoder = 'pil'
     exif = False  # as in timm
     pixels: Optional[PixelCache] = None
+    scaled_decoding = False  # give the transform an `EncodedImage`
 
     @property
     def class_names(self) -> Optional[list[str]]:
@@ -65,6 +67,8 @@ class StrictImageDataset(ImageDataset):
             return self.transform(image)
         except UsageError:
             raise
+        except UndecodableImage as error:
+            raise BadImageError(self.reader.filename(index, absolute=True), error) from error
         except Exception as error:  # of any library; without the file, nobody could find the image
             name = self.reader.filename(index, absolute=True)
             raise RuntimeError(f'Cannot transform image {name}: {error or repr(error)}') from error
@@ -107,7 +111,9 @@ class StrictImageDataset(ImageDataset):
         file, target, *features = self._open(index)
         with file:
             image = file.read()
-        if not self.load_bytes:
+        if self.scaled_decoding:
+            image = EncodedImage(image, self.decoder, self.input_img_mode, self.exif)
+        elif not self.load_bytes:
             image = decode_image(image, self.decoder, self.input_img_mode, exif=self.exif)
         if self.pixels is not None:
             image = from_pixels(self.pixels.write(index, to_pixels(image)), self.decoder, self.input_img_mode)

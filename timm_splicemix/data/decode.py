@@ -1,5 +1,6 @@
 """ Image decoding by PIL or torchvision """
 import io
+import math
 import struct
 from typing import Optional, Union
 
@@ -39,6 +40,7 @@ def decode_image(
         decoder: str = 'pil',
         mode: Optional[str] = 'RGB',
         exif: bool = True,
+        scale: float = 1.,
 ) -> Union[Image.Image, torch.Tensor]:
     """ Decode an image file of any format that PIL reads.
 
@@ -51,6 +53,7 @@ def decode_image(
         decoder: 'pil' or 'torchvision'.
         mode: PIL mode to convert to; None keeps that of the file.
         exif: Rotate the image according to its EXIF orientation.
+        scale: Decode a JPEG file at 1/2, 1/4 or 1/8 of its size, which is faster, if that is at least this fraction.
 
     Returns:
         A PIL image from 'pil', a tensor (C, H, W) from 'torchvision'; it is uint8 for modes of 8 bits, such as RGB.
@@ -60,16 +63,19 @@ def decode_image(
     """
     if decoder not in DECODERS:
         raise UsageError(f"Expected decoder to be {' or '.join(DECODERS)}, but got '{decoder}'.")
-    if decoder == 'torchvision' and mode == 'RGB' and _is_plain_jpeg(data):
+    fast = decoder == 'torchvision' and mode == 'RGB' and scale > 0.5
+    if fast and _is_plain_jpeg(data):
         pixels = _decode_jpeg(data)
         if pixels is not None:
             return pixels
     try:
         with Image.open(io.BytesIO(data)) as image:
-            if decoder == 'torchvision' and mode == 'RGB' and image.format == 'JPEG' and image.mode in ('RGB', 'L'):
+            if fast and image.format == 'JPEG' and image.mode in ('RGB', 'L'):
                 pixels = _decode_jpeg(data)
                 if pixels is not None:
                     return _rotate(pixels, _orientation(image)) if exif else pixels
+            if scale <= 0.5:  # other formats than JPEG ignore it
+                image.draft(image.mode, tuple(math.ceil(scale * length) for length in image.size))
             image.load()
             file_format = image.format  # a rotated image has none
             if exif:

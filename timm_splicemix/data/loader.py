@@ -203,6 +203,7 @@ def create_loader(
         use_prefetcher: bool = True,
         persistent_workers: bool = True,
         decoder: str = 'pil',
+        scaled_decoding: bool = False,
         on_bad_image: str = 'raise',
         batch_copies: float = 1,
         seed: int = 0,
@@ -235,6 +236,7 @@ def create_loader(
         use_prefetcher: Send uint8 images to the device, and normalise and erase them there.
         persistent_workers: Keep the worker processes between epochs.
         decoder: 'pil' or 'torchvision'.
+        scaled_decoding: Decode JPEG files at 1/2, 1/4 or 1/8 of their size where the crop needs no more.
         on_bad_image: 'raise' an error for unreadable images or, in training, 'skip' and log them.
         batch_copies: Batch augmentation: the number of augmented copies of each image in its batch, which grows to
             batch_copies * batch_size images. With 1.25, the first quarter of the batch has a second copy.
@@ -256,12 +258,14 @@ def create_loader(
     re_num_splits = 2 if re_split else 0
     dataset.transform = create_transform(
         input_size, is_training=is_training, decoder=decoder, use_prefetcher=use_prefetcher, no_aug=no_aug, mean=mean,
-        std=std, re_prob=re_prob, re_mode=re_mode, re_count=re_count, re_num_splits=re_num_splits, **transform_kwargs)
+        std=std, re_prob=re_prob, re_mode=re_mode, re_count=re_count, re_num_splits=re_num_splits,
+        scaled_decoding=scaled_decoding, **transform_kwargs)
     if hasattr(dataset, 'decoder'):
         dataset.decoder = decoder
-    elif decoder != 'pil':
+        dataset.scaled_decoding = scaled_decoding
+    elif decoder != 'pil' or scaled_decoding:
         raise UsageError(
-            f"A data set of type {type(dataset).__name__} supports decoder 'pil' only, but got '{decoder}'.")
+            f"A data set of type {type(dataset).__name__} supports decoder 'pil' without scaled decoding only.")
 
     kwargs = {
         'num_workers': num_workers,

@@ -23,6 +23,7 @@ from torchvision.transforms.v2 import functional as F
 
 from ..errors import UsageError
 from .decode import DECODERS
+from .encoded import Box, EncodedImage
 
 TRAIN_CROP_MODES = ('rrc', 'rkrc', 'rkrr', 'multiscale')
 CROP_MODES = ('center', 'squash', 'border')
@@ -34,7 +35,7 @@ TRANSFORM_OPTIONS = (
 TENSOR_INTERPOLATIONS = ('bilinear', 'bicubic', 'random')
 
 PilOrTensor = Union[Image.Image, torch.Tensor]
-Box = tuple[int, int, int, int]  # top, left, height, width
+AnyImage = Union[PilOrTensor, EncodedImage]
 
 # Options that need PIL images, with their flags
 _PIL_ONLY_IN_TRAINING = {
@@ -59,12 +60,14 @@ _ANY_IMAGE = (
 
 
 def crop_and_resize(
-        image: PilOrTensor,
+        image: AnyImage,
         box: Optional[Box],
         size: Sequence[int],
         interpolation: InterpolationMode = InterpolationMode.BILINEAR,
 ) -> PilOrTensor:
     """Crop a box (None: the whole image) of a PIL image or uint8 tensor (C, H, W) and resize it with antialiasing."""
+    if isinstance(image, EncodedImage):
+        image, box = image.decode_box(box, size)
     if isinstance(image, Image.Image):
         return F.resize(image if box is None else F.crop(image, *box), list(size), interpolation)
     if box is not None:
@@ -143,6 +146,11 @@ class MultiScaleCrop:
             f'interpolation={self.interpolation})')
 
 
+def _blank(image: AnyImage) -> PilOrTensor:
+    """An image of the same size to draw a crop of, without pixels if the image is not decoded yet."""
+    return torch.empty(3, image.height, image.width, device='meta') if isinstance(image, EncodedImage) else image
+
+
 class _OnTensor:
     """A stage of timm for uint8 tensors (C, H, W), with the same draws and nearly the same pixels."""
 
@@ -154,23 +162,23 @@ class _OnTensor:
 
 
 class _RandomResizedCrop(_OnTensor):
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        box = self.stage.get_params(image, self.stage.scale, self.stage.ratio)
+    def __call__(self, image: AnyImage) -> PilOrTensor:
+        box = self.stage.get_params(_blank(image), self.stage.scale, self.stage.ratio)
         return crop_and_resize(image, box, self.stage.size, _draw_interpolation(self.stage.interpolation))
 
 
 class _Resize(_OnTensor):
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+    def __call__(self, image: AnyImage) -> PilOrTensor:
         size = self.stage.size
         if isinstance(size, int):  # of the shorter side
-            short = min(image.shape[1:])
-            size = [int(size * length / short) for length in image.shape[1:]]
+            height, width = F.get_size(_blank(image))
+            size = [int(size * length / min(height, width)) for length in (height, width)]
         return crop_and_resize(image, None, size, self.stage.interpolation)
 
 
 class _ResizeKeepRatio(_OnTensor):
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        size = self.stage.get_params(image, self.stage.size, self.stage.longest)
+    def __call__(self, image: AnyImage) -> PilOrTensor:
+        size = self.stage.get_params(_blank(image), self.stage.size, self.stage.longest)
         return crop_and_resize(image, None, size, _draw_interpolation(self.stage.interpolation))
 
 
@@ -220,6 +228,23 @@ def _limit_posterize(stage: Callable) -> None:
             operation.level_fn = _AtLeastOneBit(operation.level_fn)
 
 
+_ON_ENCODED = (RandomResizedCropAndInterpolation, ResizeKeepRatio, transforms.Resize)
+
+
+def _decode(image: EncodedImage) -> PilOrTensor:
+    return image.decode()
+
+
+def _with_decoding(stages: list[Callable]) -> list[Callable]:
+    """Stages that start from an `EncodedImage`."""
+    first = stages[0]
+    if isinstance(first, (MultiScaleCrop, _OnTensor)):
+        return stages
+    if type(first) in _ON_ENCODED and not getattr(first, 'random_scale_prob', 0):
+        return [_ON_TENSOR[type(first)](first), *stages[1:]]
+    return [_decode, *stages]
+
+
 def _to_tensor_stage(stage: Callable) -> Callable:
     if type(stage) in _ON_TENSOR:
         return _ON_TENSOR[type(stage)](stage)
@@ -266,6 +291,7 @@ def create_transform(
         decoder: str = 'pil',
         use_prefetcher: bool = False,
         train_crop_mode: Optional[str] = None,
+        scaled_decoding: bool = False,
         **timm_kwargs: Any,
 ) -> Union[transforms.Compose, tuple[transforms.Compose, ...]]:
     """ Create the transform of an image, with the names and defaults of timm's function.
@@ -281,6 +307,7 @@ def create_transform(
         use_prefetcher: Return uint8 tensors for the prefetcher instead of normalised float tensors.
         train_crop_mode: timm's 'rrc' (default), 'rkrc' or 'rkrr', or 'multiscale', see `MultiScaleCrop`, which has no
             colour jitter by default.
+        scaled_decoding: Transform `EncodedImage`s, which are decoded at the size that the crop needs.
         **timm_kwargs: Arguments of timm's `create_transform`: no_aug, scale, hflip, color_jitter, crop_pct, mean, ...
 
     Returns:
@@ -317,4 +344,6 @@ def create_transform(
         for part in parts:
             part.transforms = [
                 stage if isinstance(stage, MultiScaleCrop) else _to_tensor_stage(stage) for stage in part.transforms]
+    if scaled_decoding:
+        parts[0].transforms = _with_decoding(parts[0].transforms)
     return transform

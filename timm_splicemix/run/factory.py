@@ -219,6 +219,7 @@ def _loader_kwargs(args: argparse.Namespace, data_config: dict[str, Any], step: 
         'device': step.device,
         'use_prefetcher': not args.no_prefetcher,
         'decoder': args.decoder,
+        'scaled_decoding': args.scaled_decoding,
         'seed': args.seed,
     }
 
