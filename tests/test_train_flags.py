@@ -7,6 +7,7 @@ from timm_splicemix.train import build_parser
 
 from . import (
     test_classes,
+    test_split,
     test_train_flags_data,
     test_train_flags_model,
     test_train_flags_optim,
@@ -16,7 +17,8 @@ from .timm_flags import TRAIN
 from .train_flags import SHOWN, shows
 
 TOPICS = (
-    test_classes, test_train_flags_data, test_train_flags_model, test_train_flags_optim, test_train_flags_run)
+    test_classes, test_split, test_train_flags_data, test_train_flags_model, test_train_flags_optim,
+    test_train_flags_run)
 FLAGS = build_parser().flags
 
 

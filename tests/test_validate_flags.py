@@ -148,6 +148,16 @@ def test_labels_of_unknown_classes_can_be_dropped(place, score, tmp_path, capsys
     assert (scores.targets == 1).any(dim=0).tolist() == [True, False, True]
 
 
+@shows('split_file')
+def test_a_part_of_a_file_is_evaluated(place, score, tmp_path, capsys):
+    parts = {'train': ['val_00.png', 'val_02.png'], 'val': ['val_03.png', 'val_01.png']}
+    (tmp_path / 'split.json').write_text(json.dumps({'source': 'val', 'parts': parts}))
+    assert score('--split-file', tmp_path / 'split.json').filenames == ('val_01.png', 'val_03.png')
+    assert score('--split-file', tmp_path / 'split.json', '--split', 'train').filenames == ('val_00.png', 'val_02.png')
+    line = refusal(capsys, arguments(place, '--split-file', tmp_path / 'split.json', '--split', 'test'))
+    assert "has no part 'test'. Its parts: train, val" in line
+
+
 @shows('valid_labels')
 def test_a_file_chooses_outputs(place, score, tmp_path):
     (tmp_path / 'valid.txt').write_text('2\n0\n')

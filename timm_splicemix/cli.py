@@ -14,6 +14,7 @@ COMMANDS = {
     'preview': 'draw a mixed batch of a data set',
     'export': 'export a checkpoint to ONNX, TorchScript or safetensors',
     'compare': 'compare the results of two models, with confidence intervals',
+    'split': 'split a data set into images to train and to validate on',
     'stats': 'show the label statistics of a data set',
     'check': 'find unreadable images of a data set',
     'report': 'write an HTML report of runs',

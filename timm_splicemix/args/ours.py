@@ -8,7 +8,7 @@ from ..loss import LOSSES, PARTIAL, REDUCTIONS, loss_parameters
 from ..metrics import PRESETS
 from ..mix import SpliceMix, SpliceWith, find_classes
 from .timm import add_ema_args, add_input_args, add_timm_train_args, add_timm_validate_args
-from .types import at_least, integer, number, number_or, probability
+from .types import at_least, integer, number, number_or, open_fraction, probability
 
 EXPORTS = ('onnx', 'torchscript', 'safetensors')
 _PRESETS = (
@@ -45,6 +45,7 @@ def add_train_args(parser: argparse.ArgumentParser) -> None:
     """Add all flags of the train command: ours first, then timm's."""
     _add_splicemix_training_args(_add_splicemix_group(parser).add_argument)
     add_label_args(parser)
+    _add_split_args(parser.add_argument_group('Splitting').add_argument)
     add = parser.add_argument_group('Multi-label training').add_argument
     add('--loss', default='', choices=list(LOSSES), metavar='NAME',
         help=f"one of {', '.join(LOSSES)} (default: bce on multi-label data)")
@@ -73,6 +74,9 @@ def add_validate_args(parser: argparse.ArgumentParser) -> None:
     add('--bootstrap', type=at_least(1), default=1000, metavar='N',
         help='bootstrap samples of the 95 %% intervals of --compare')
     add_label_args(parser, training=False)
+    add('--split-file', metavar='FILE',
+        help="evaluate the part --split in this file, which 'timm-splicemix split' or train.py (split.json) wrote "
+             '(default: the file of the run, for the same data)')
     add_timm_validate_args(parser)
 
 
@@ -189,6 +193,15 @@ def add_label_args(parser: argparse.ArgumentParser, training: bool = True) -> No
             help='hide training labels: keep n // 2 + 1, n // 5 + 1 or 1 of the n labels of an image, or each entry '
                  'with probability P (default: keep all)')
         add('--keep-labels-seed', type=integer, default=0, metavar='N', help='seed of --keep-labels')
+
+
+def _add_split_args(add: Any) -> None:
+    add('--val-fraction', type=open_fraction, metavar='FRACTION',
+        help='validate on this fraction of --train-split, in which every class has its share, and train on the rest; '
+             'the split is written to split.json in the folder of the run')
+    add('--split-seed', type=integer, default=0, metavar='N', help='seed of --val-fraction')
+    add('--split-file', metavar='FILE',
+        help="train and validate on the parts of --train-split in this file, which 'timm-splicemix split' wrote")
 
 
 def losses_with(parameter: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _NEEDS = {
     'recursivemix_cl': ('recursivemix',),
     'results_format': ('results_file',),
     'splice_with_ratio': ('splice_with',),
+    'split_seed': ('val_fraction',),
     'splicemix_cl_no_detach': ('splicemix_cl',),
     'torchcompile_mode': ('torchcompile',),
     **dict.fromkeys(
@@ -57,6 +58,14 @@ def check_train_args(args: argparse.Namespace, parser: CommandParser) -> None:
     """
     _check_common(args, parser)
     _check_images(args)
+    if args.val_fraction and args.split_file:
+        raise UsageError('Expected --val-fraction or --split-file, but got both.')
+    if args.val_fraction or args.split_file:
+        flag = '--val-fraction' if args.val_fraction else '--split-file'
+        for name in ('val_ann', 'val_num_samples', 'val_split'):
+            if getattr(args, name) != parser.get_default(name):
+                raise UsageError(
+                    f'Expected {flag} or {_flag(name)}, but got both: {flag} validates on a part of --train-split.')
     if args.lr_noise is not None and len(args.lr_noise) > 2:
         raise UsageError(f'Expected one or two numbers for --lr-noise, but got {len(args.lr_noise)}.')
     if args.model_dtype == 'float16':

@@ -11,6 +11,7 @@ def _number(
         low: Optional[Number] = None,
         high: Optional[Number] = None,
         above: Optional[Number] = None,
+        below: Optional[Number] = None,
 ) -> Callable[[str], Number]:
     """ A type that parses a finite number.
 
@@ -19,10 +20,12 @@ def _number(
         low: Smallest value.
         high: Largest value, together with `low` or `above`.
         above: Lower bound that is excluded.
+        below: Upper bound that is excluded, together with `above`.
     """
     expected = f"a {'whole' if kind is int else 'finite'} number"
     if above is not None:
         expected += f' above {above:g}' + ('' if high is None else f' and at most {high:g}')
+        expected += '' if below is None else f' and below {below:g}'
     elif low is not None:
         expected += f' of at least {low:g}' if high is None else f' from {low:g} to {high:g}'
 
@@ -32,7 +35,7 @@ def _number(
         except ValueError:
             value = math.nan
         fits = math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high)
-        if not fits or (above is not None and value <= above):
+        if not fits or (above is not None and value <= above) or (below is not None and value >= below):
             raise argparse.ArgumentTypeError(f"Expected {expected}, but got '{text}'")
         return value
 
@@ -43,6 +46,7 @@ integer = _number(int)
 number = _number(float)
 probability = _number(float, low=0, high=1)
 fraction = _number(float, above=0, high=1)
+open_fraction = _number(float, above=0, below=1)
 
 
 def at_least(low: Number) -> Callable[[str], Number]:

@@ -11,6 +11,7 @@ from .decode import DECODERS, decode_image
 from .download import download_dataset
 from .loader import ON_BAD_IMAGE, MultiLabelLoader, create_loader
 from .missing import keep_labels
+from .partition import PARTITION, Partition, divide, read_partition, write_partition
 from .readers.base import MultiLabelReader
 from .readers.coco import CLASS_ORDERS, ReaderCoco
 from .readers.csv import EMPTY, ReaderCsv
@@ -26,6 +27,7 @@ from .registry import (
 from .seeding import mix_seeds
 from .shapes import generate_shapes
 from .splits import is_training_split
+from .stratify import stratified_split
 from .transforms import create_transform
 
 __all__ = [
@@ -34,10 +36,12 @@ __all__ = [
     'DIFFICULT',
     'EMPTY',
     'ON_BAD_IMAGE',
+    'PARTITION',
     'BadImageError',
     'MultiLabelDataset',
     'MultiLabelLoader',
     'MultiLabelReader',
+    'Partition',
     'ReaderCoco',
     'ReaderCsv',
     'ReaderList',
@@ -51,6 +55,7 @@ __all__ = [
     'create_transform',
     'dataset_names',
     'decode_image',
+    'divide',
     'download_dataset',
     'find_bad_images',
     'generate_shapes',
@@ -59,4 +64,7 @@ __all__ = [
     'mix_seeds',
     'multilabel_collate',
     'read_class_map',
+    'read_partition',
+    'stratified_split',
+    'write_partition',
 ]

@@ -2,6 +2,7 @@
 import argparse
 import copy
 import logging
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,14 @@ from timm.utils import decay_batch_step
 from torch import nn
 
 from ..data import (
+    PARTITION,
     MultiLabelDataset,
+    Partition,
     StrictImageDataset,
     align_classes,
     check_has_positives,
     is_training_split,
+    read_partition,
 )
 from ..errors import UsageError
 from ..files import read_text
@@ -69,6 +73,7 @@ class Evaluator:
         self.info = info
         self.input_size = tuple(info.data_config['input_size'])
         self.param_count = count_parameters(model)
+        self.partition = find_partition(args, info)
         self.dataset = self._create_dataset(args.split)
         self.multi_label = is_multi_label(self.dataset)
         self.outputs, self.class_names = self._match_classes()
@@ -121,10 +126,16 @@ class Evaluator:
     def _create_dataset(self, split: str) -> Dataset:
         args, info = self.args, self.info
         is_training = is_training_split(split)
-        if args.train_ann and not any(map(is_training_split, (args.split, args.tune_split or ''))):
-            raise UsageError(f"Expected --val-ann for split '{args.split}', but got --train-ann {args.train_ann}.")
-        options: dict[str, Any] = {'annotations': args.train_ann if is_training else args.val_ann}
-        is_list = args.dataset.lower() in ('', 'folder', 'image_folder') and options['annotations'] is not None
+        partition = self.partition if self.partition is not None and self.partition.has(split) else None
+        if partition is None and args.split_file:
+            raise UsageError(f"{args.split_file} has no part '{split}'. Its parts: {', '.join(self.partition.parts)}.")
+        options: dict[str, Any] = {'partition': partition}
+        if partition is None:
+            options['annotations'] = args.train_ann if is_training else args.val_ann
+            if args.train_ann and not args.val_ann and not any(
+                    map(is_training_split, (args.split, args.tune_split or ''))):
+                raise UsageError(f"Expected --val-ann for split '{args.split}', but got --train-ann {args.train_ann}.")
+        is_list = args.dataset.lower() in ('', 'folder', 'image_folder') and bool(args.train_ann or args.val_ann)
         takes_names = is_list or args.dataset == 'csv' or args.dataset.startswith(('hfds/', 'wds/'))
         has_names = bool(info.class_names) and not args.valid_labels
         # Labels of a run with --class-map may be indices. A checkpoint without settings may be of such a run.
@@ -355,10 +366,30 @@ def read_valid_labels(path: str, num_outputs: int) -> list[int]:
     return numbers
 
 
+def find_partition(args: argparse.Namespace, info: CheckpointInfo) -> Optional[Partition]:
+    """The parts of --split-file or, on the data that it was trained on, those of the run; None if there are none."""
+    if args.split_file:
+        return read_partition(args.split_file)
+    file = Path(args.checkpoint).parent / PARTITION
+    if not args.checkpoint or not file.is_file():
+        return None
+    trained_in = info.args.get('data_dir') or info.args.get('data')
+    places = [place and os.path.realpath(place) for place in (trained_in, args.data_dir)]
+    is_same = info.args.get('dataset') == args.dataset and places[0] == places[1]
+    if not is_same or args.val_ann or args.train_ann not in (None, info.args.get('train_ann')):
+        _logger.info(f'The run was validated on a part of its data. Use --split-file {file} to evaluate that part.')
+        return None
+    partition = read_partition(file)
+    if partition.has(args.split):
+        args.train_ann = info.args.get('train_ann')
+        _logger.info(f"Using part '{args.split}' of {file}.")
+    return partition
+
+
 def check_disjoint(tuned: Dataset, evaluated: Dataset, tune_split: str, split: str) -> None:
     """Raise an error if thresholds would be tuned on images that they are evaluated on."""
-    places = [part.reader.locations() if isinstance(part, MultiLabelDataset) else set() for part in (tuned, evaluated)]
-    shared = len(places[0] & places[1])
+    places = [part.reader.locations() if isinstance(part, MultiLabelDataset) else [] for part in (tuned, evaluated)]
+    shared = len(set(places[0]).intersection(places[1]))
     if shared or tune_split == split:
         what = f'{shared:,} images of both' if shared else f"'{split}' for both"
         raise UsageError(

@@ -1,5 +1,6 @@
 """ Flags become data sets, loaders, mixer, loss and task; models and optimizers are created in the files beside """
 import argparse
+import logging
 import math
 from pathlib import Path
 from typing import Any, Optional, Sequence
@@ -11,14 +12,19 @@ from torch import nn
 from ..args import splicemix_kwargs, uses_softmax
 from ..args.ours import LOSS_PARAMETERS, losses_with
 from ..data import (
+    PARTITION,
     MultiLabelDataset,
     MultiLabelLoader,
+    Partition,
     StrictImageDataset,
     align_classes,
     check_has_positives,
     create_dataset,
     create_loader,
+    divide,
+    read_partition,
 )
+from ..data.readers.csv import find_csv
 from ..errors import UsageError
 from ..loss import (
     MultilabelLoss,
@@ -40,12 +46,15 @@ from ..task import SpliceMixTask
 from .engine import Step
 from .machine import precision
 
+_logger = logging.getLogger(__name__)
+
 
 def create_dataset_from_flags(
         args: argparse.Namespace,
         split: str,
         is_training: bool = False,
         in_chans: Optional[int] = None,
+        partition: Optional[Partition] = None,
         **options: Any,
 ) -> torch.utils.data.Dataset:
     """ Create one split of the data set that the flags of train.py or validate.py name.
@@ -56,6 +65,7 @@ def create_dataset_from_flags(
         is_training: True for the split to train on. Only then are labels hidden (--keep-labels), and annotations come
             from --train-ann.
         in_chans: Number of image channels of the model, by default that of the flags.
+        partition: Parts of the split that it names; `split` is then one of them.
         **options: Further arguments of `create_dataset`; they override the flags.
     """
     if in_chans is None:
@@ -63,11 +73,15 @@ def create_dataset_from_flags(
     mode = args.input_img_mode or ('L' if in_chans == 1 else 'RGB')
     check_image_mode(mode, in_chans)
     kwargs = {**dataset_kwargs(args, is_training), 'split': split, 'input_img_mode': mode}
+    if partition is not None:
+        kwargs.update(whole_split(args, partition.source))
     if args.dataset_trust_remote_code:
         kwargs['trust_remote_code'] = True
     if args.dataset.startswith(('tfds/', 'wds/', 'hfids/')):
         kwargs['seed'] = args.seed
     dataset = create_dataset(**{**kwargs, **options})
+    if partition is not None:
+        dataset = partition.select(dataset, split)
     check_has_positives(dataset, split)
     if args.cache:
         if not isinstance(dataset, StrictImageDataset):
@@ -77,16 +91,52 @@ def create_dataset_from_flags(
 
 
 def create_datasets(args: argparse.Namespace) -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
-    """Create the training set and the validation set."""
+    """ Create the training set and the validation set.
+
+    If both are parts of one split, by --val-fraction or --split-file, they have an attribute `partition`.
+    """
+    partition = _find_partition(args)
+    options = {'num_samples': args.train_num_samples, 'repeats': args.epoch_repeats or None}
     train_set = create_dataset_from_flags(
-        args, args.train_split, is_training=True, num_samples=args.train_num_samples,
-        repeats=args.epoch_repeats or None)
-    val_set = create_dataset_from_flags(args, args.val_split, num_samples=args.val_num_samples)
+        args, args.train_split if partition is None else 'train', is_training=True, partition=partition, **options)
+    if partition is None:
+        val_set = create_dataset_from_flags(args, args.val_split, num_samples=args.val_num_samples)
+    else:
+        val_set = create_dataset_from_flags(args, 'val', partition=partition, **options)
+        train_set.partition = val_set.partition = partition
     names = getattr(train_set, 'class_names', None)
     if names:
         align_classes(val_set, names, 'the validation set', 'the training set', args.drop_unknown_classes)
         check_has_positives(val_set, args.val_split)
     return train_set, val_set
+
+
+def _find_partition(args: argparse.Namespace) -> Optional[Partition]:
+    """The parts of --val-fraction or --split-file; a resumed run has those that it wrote to its folder."""
+    if not args.val_fraction and not args.split_file:
+        return None
+    resumed = Path(args.resume)
+    own_file = (resumed if resumed.is_dir() else resumed.parent) / PARTITION
+    if args.resume and own_file.is_file():
+        return read_partition(own_file)
+    if args.split_file:
+        return read_partition(args.split_file)
+    kwargs = {**dataset_kwargs(args, True), **whole_split(args, args.train_split), 'keep_labels': None}
+    dataset = create_dataset(**kwargs, num_samples=args.train_num_samples)
+    fractions = {'train': 1 - args.val_fraction, 'val': args.val_fraction}
+    partition = divide(dataset, fractions, args.train_split, args.split_seed, {'dataset': args.dataset})
+    sizes = ' and '.join(f'{len(images):,} ({part})' for part, images in partition.parts.items())
+    _logger.info(f"Split the {len(dataset):,} images of '{args.train_split}' into {sizes}.")
+    return partition
+
+
+def whole_split(args: argparse.Namespace, split: str) -> dict[str, Any]:
+    """Arguments of `create_dataset` that read a split to be divided, which a CSV file need not name."""
+    source = dataset_kwargs(args, True)
+    kwargs = {name: source[name] for name in ('annotations',)}
+    if args.dataset == 'csv' and kwargs['annotations'] is None and args.data_dir:
+        kwargs['annotations'] = find_csv(args.data_dir, split, args.csv_split_column, may_lack_splits=True)
+    return {**kwargs, 'split': split}
 
 
 def dataset_kwargs(args: argparse.Namespace, is_training: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from timm.utils import distribute_bn
 from torch import nn
 
-from ..data import MultiLabelLoader, mix_seeds
+from ..data import PARTITION, MultiLabelLoader, mix_seeds, write_partition
 from ..draw import draw_curves, save_batch
 from ..errors import UsageError
 from ..loss import binary_cross_entropy, union_cross_entropy
@@ -69,6 +69,7 @@ class Trainer(Hooks):
         self.mixer = task.mixer
         self.optimizer = optimizer
         self.train_loader, self.val_loader = loaders
+        self.partition = getattr(self.val_loader.dataset, 'partition', None)
         self.step = step
         self.frozen = frozen
         self.num_batches = args.train_batches_per_epoch or loader_length(self.train_loader)
@@ -173,6 +174,8 @@ class Trainer(Hooks):
     ) -> None:
         args = self.args
         write_settings(self.folder, settings, environment, self.class_names)
+        if self.partition is not None:
+            write_partition(self.partition, self.folder / PARTITION)
         self.saver = RunSaver(
             self.task, self.optimizer, self.folder, self.info, settings, self.step.scaler,
             decreasing='loss' in args.eval_metric, max_history=args.checkpoint_hist)
@@ -374,5 +377,7 @@ class Trainer(Hooks):
             '--data-dir': args.data_dir, '--dataset': args.dataset, '--class-map': args.class_map,
             '--val-ann': args.val_ann, '--split': args.val_split if args.val_split != 'validation' else None,
             '--metrics': args.metrics if args.metrics != 'paper' else None, '--checkpoint': str(best)}
+        if self.partition is not None:
+            flags.update({'--train-ann': args.train_ann, '--split-file': str(self.folder / PARTITION)})
         flags = ' '.join(f'{flag} {shlex.quote(value)}' for flag, value in flags.items() if value)
         _logger.info(f'Validate    python validate.py {flags}')

@@ -69,9 +69,9 @@ class MultiLabelReader(Reader):
     def has_positives(self) -> bool:
         return bool((self.targets == 1).any())
 
-    def locations(self) -> set[str]:
+    def locations(self) -> list[str]:
         """Where each image is stored, to find images that two splits share."""
-        return set(map(os.path.abspath, self.paths))
+        return list(map(os.path.abspath, self.paths))
 
     def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
         path = self.paths[index]

@@ -39,11 +39,16 @@ _EXTENSIONS = tuple(e for ext in ('.jpg', '.jpeg', '.png', '.bmp', '.webp') for 
 _BLOCK = 1 << 13  # rows whose labels are split at once
 
 
-def find_csv(root: Union[str, Path], split: str, split_column: Optional[str] = None) -> Path:
+def find_csv(
+        root: Union[str, Path],
+        split: str,
+        split_column: Optional[str] = None,
+        may_lack_splits: bool = False,
+) -> Path:
     """ Find the file of a split: its own (train.csv, val.tsv, ...), or the one of all splits.
 
     The latter is the only file in root, or labels.csv, or annotations.csv, and must have a column of splits: without
-    it, training and validation would use the same images.
+    it, training and validation would use the same images. With `may_lack_splits`, the file is divided later.
     """
     root = Path(root)
     there = sorted(root.iterdir()) if root.is_dir() else []
@@ -64,9 +69,12 @@ def find_csv(root: Union[str, Path], split: str, split_column: Optional[str] = N
     column = find_column(shared[0], header, split_column, SPLIT_COLUMNS, '--csv-split-column')
     values = (cells[column] for cells in rows if len(cells) == len(header))
     if column is None or (split_column is None and not _has_splits(values, split)):
+        if may_lack_splits:
+            return shared[0]
         raise UsageError(
             f"{shared[0]} has no column of splits to find '{split}'. Its columns: {', '.join(header)}. Set "
-            '--csv-split-column, or write a file for each split (train.csv, val.csv).')
+            '--csv-split-column, write a file for each split (train.csv, val.csv), or let --val-fraction 0.2 split the '
+            'images.')
     return shared[0]
 
 

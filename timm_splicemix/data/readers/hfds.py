@@ -71,10 +71,10 @@ class ReaderHfdsMultiLabel(MultiLabelReader):
         target = self.targets[index].float()
         return io.BytesIO(image['bytes']) if image['bytes'] else open_regular(image['path']), target
 
-    def locations(self) -> set[str]:
+    def locations(self) -> list[str]:
         # Splits repeat the names of images.
         where = ' '.join([str(self.dataset.split), *(file['filename'] for file in self.dataset.cache_files)])
-        return {f'{where}:{index}' for index in range(len(self))}
+        return [f'{where}:{index}' for index in range(len(self))]
 
     def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
         path = self.paths[index]

@@ -110,9 +110,9 @@ class ReaderWds(MultiLabelReader):
     def epoch_order(self, seed: int, epoch: int) -> torch.Tensor:
         return torch.from_numpy(shuffle_shards(self._counts, self.shuffle_size, seed, epoch))
 
-    def locations(self) -> set[str]:
+    def locations(self) -> list[str]:
         shards = map(os.path.abspath, self.shards)
-        return {f'{shard}:{row}' for shard, count in zip(shards, self._counts) for row in range(count)}
+        return [f'{shard}:{row}' for shard, count in zip(shards, self._counts) for row in range(count)]
 
     def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
         """Shard and row; the absolute name has the image's name in the shard, which is read from there, instead."""

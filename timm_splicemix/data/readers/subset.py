@@ -1,0 +1,63 @@
+""" Some of the images of another reader """
+from pathlib import Path
+from typing import BinaryIO, Callable, Optional, Sequence, Union
+
+import torch
+
+from .base import MultiLabelReader
+
+
+class ReaderSubset(MultiLabelReader):
+    """ Some of the images of a reader, in their order.
+
+    Args:
+        reader: The reader of all images.
+        indices: Indices of the images to keep, increasing.
+    """
+
+    def __init__(self, reader: MultiLabelReader, indices: Sequence[int]):
+        # The constructor of the base class is not called: paths and targets are those of the other reader.
+        self.reader = reader
+        self.indices = torch.as_tensor(indices, dtype=torch.int64)
+        self._set_classes(reader.class_names, reader.root)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[BinaryIO, torch.Tensor]:
+        return self.reader[int(self.indices[index])]
+
+    @property
+    def targets(self) -> torch.Tensor:
+        return self.reader.targets[self.indices]
+
+    @targets.setter
+    def targets(self, targets: torch.Tensor) -> None:
+        full = self.reader.targets.new_zeros(len(self.reader), targets.shape[1])
+        full[self.indices] = targets
+        self.reader.targets = full
+
+    @property
+    def labels_file(self) -> Union[str, Path, None]:
+        return self.reader.labels_file
+
+    @property
+    def epoch_order(self) -> Optional[Callable[[int, int], torch.Tensor]]:
+        return None if self.reader.epoch_order is None else self._epoch_order
+
+    def _epoch_order(self, seed: int, epoch: int) -> torch.Tensor:
+        places = torch.full((len(self.reader),), -1)
+        places[self.indices] = torch.arange(len(self))
+        order = places[self.reader.epoch_order(seed, epoch)]
+        return order[order >= 0]
+
+    def select_classes(self, columns: Sequence[int], class_names: Sequence[str]) -> None:
+        self.reader.select_classes(columns, class_names)
+        self._set_classes(class_names, self.root)
+
+    def locations(self) -> list[str]:
+        locations = self.reader.locations()
+        return [locations[index] for index in self.indices.tolist()]
+
+    def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
+        return self.reader.filename(int(self.indices[index]), basename, absolute)
