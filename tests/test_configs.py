@@ -184,6 +184,13 @@ def test_the_readme_lists_every_config_with_the_number_of_its_header():
         assert re.findall(r'\* ([\d.]+)', rows[path.stem]) == ([star[1]] if star else [])
 
 
+@each_training
+def test_the_consistency_loss_divides_as_in_the_reference_code(path):
+    args = parse(path)
+    assert args.splicemix_cl_mean == ('all' if args.splicemix_cl else 'visible')
+    assert ('divides by all cells' in read_header(path).get('Notes', '')) == bool(args.splicemix_cl)
+
+
 def test_the_flags_for_other_augmentations_in_the_readme_make_a_mixer():
     lines = re.findall(r'^\| `(--[^`]+)` \|', (REPOSITORY / 'configs/README.md').read_text(), re.M)
     assert len(lines) == 5

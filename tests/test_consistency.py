@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.helpers import raises_error, rng
 from timm_splicemix.loss import ConsistencyLoss, consistency, consistency_loss
@@ -16,11 +17,12 @@ def make_logits(num_cells=12, classes=5, dtype=torch.float64, seed=0, scale=3.):
     ]
 
 
-def plain_loops(cell_logits, image_logits, dropped):
+def plain_loops(cell_logits, image_logits, dropped, mean='visible'):
     """The mean of equation 3.5, one cell and one class at a time."""
     total, terms = 0., 0
     for cell, (student, teacher) in enumerate(zip(cell_logits.tolist(), image_logits.tolist())):
         if dropped[cell]:
+            terms += len(student) if mean == 'all' else 0
             continue
         for x, z in zip(student, teacher):
             p, q = 1 / (1 + math.exp(-x)), 1 / (1 + math.exp(-z))
@@ -41,6 +43,34 @@ def test_the_loss_equals_the_plain_loops(num_dropped, classes, dtype, tolerance)
         loss = consistency_loss(cell_logits, image_logits, mask)
         assert loss.shape == () and loss.dtype == dtype
         assert loss.item() == pytest.approx(expected, rel=tolerance)
+
+
+@pytest.mark.parametrize('num_dropped', [0, 1, 5, 11])
+def test_the_mean_over_all_cells_is_that_of_the_reference_code(num_dropped):
+    cell_logits, image_logits = make_logits()
+    dropped = torch.arange(12) < num_dropped
+    loss = consistency_loss(cell_logits, image_logits, dropped, mean='all')
+    assert loss.item() == pytest.approx(plain_loops(cell_logits, image_logits, dropped.tolist(), 'all'), rel=1e-12)
+    # It replaces the logits of dropped cells, so that they add nothing to the sum but count in the mean.
+    replaced = [logits.detach().masked_fill(dropped.view(-1, 1), -1e3) for logits in (cell_logits, image_logits)]
+    expected = F.binary_cross_entropy_with_logits(replaced[0], replaced[1].sigmoid())
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    module = ConsistencyLoss(mean='all')
+    assert module(cell_logits, image_logits, dropped) == loss and "mean='all'" in repr(module)
+    visible = consistency_loss(cell_logits, image_logits, dropped)
+    assert loss.item() == pytest.approx(visible.item() * (12 - num_dropped) / 12)
+
+
+def test_no_cell_has_a_loss_of_0():
+    nothing = torch.zeros(0, 5)
+    for mean in ('visible', 'all'):
+        assert consistency_loss(nothing, nothing, mean=mean) == 0
+
+
+def test_an_unknown_mean_is_refused():
+    for make in (lambda: ConsistencyLoss(mean='none'), lambda: consistency_loss(*make_logits(), mean='none')):
+        with raises_error("Expected mean to be one of visible, all, but got 'none'"):
+            make()
 
 
 def test_a_case_by_hand():
@@ -68,7 +98,7 @@ def test_the_module_is_the_function():
             module(cell_logits, image_logits, dropped),
             consistency_loss(cell_logits, image_logits, dropped, detach=detach))
         assert module(cell_logits, image_logits, dropped).requires_grad
-        assert repr(module) == f'ConsistencyLoss(detach={detach})'
+        assert repr(module) == f"ConsistencyLoss(detach={detach}, mean='visible')"
         assert not list(module.parameters()) and not module.state_dict()
 
 

@@ -212,7 +212,8 @@ def test_our_flags_change_nothing_unless_given():
     assert {name: value for name, value in values.items() if value} == {
         'backbone_lr_scale': 1.0, 'decoder': 'pil', 'on_bad_image': 'raise', 'metrics': 'paper', 'batch_augment': 1.0,
         'splicemix_ratio': 0.25, 'splicemix_drop_prob': 0.3, 'splicemix_prob': 1.0, 'splicemix_mode': 'batch',
-        'splicemix_batch': 'append', 'recursivemix_cl': 0.5, 'splice_with_ratio': 0.25, 'class_weights': 'none'}
+        'splicemix_cl_mean': 'visible', 'splicemix_batch': 'append',
+        'recursivemix_cl': 0.5, 'splice_with_ratio': 0.25, 'class_weights': 'none'}
     assert {
         'splicemix_grids', 'splicemix_cl', 'splicemix_cl_no_detach', 'splicemix_off_epoch', 'loss', 'freeze_bn',
         'freeze', 'crop_mode', 'patience', 'log_tensorboard', 'head_init_std'} <= values.keys()

@@ -55,6 +55,7 @@ def own_run(finished, tmp_path):
     (['--mixup-prob', '0.5'], '--mixup or --cutmix.* with --mixup-prob'),
     (['--cooldown-epochs', '2', '--sched', 'step'], '--sched cosine'),
     (['--splicemix-cl-no-detach'], '--splicemix-cl'),
+    (['--splicemix-grids', '2x2', '--splicemix-cl-mean', 'all'], 'Expected --splicemix-cl with --splicemix-cl-mean'),
     (['--model', 'pit_ti_224', '--img-size', '224', '--gp', 'max'], 'pit_ti_224.*'),
     (['--model', 'pit_ti_224', '--img-size', '224', '--splicemix-grids', '2x2', '--splicemix-cl'],
      'pit_ti_224 cannot be used for consistency learning'),

@@ -331,6 +331,16 @@ def test_names_of_classes_are_those_of_the_data(data):
     assert vars(run.mixer.labels) == {'unknown_classes': (0, 2), 'all_classes': (1,)}
 
 
+@shows('splicemix_cl_mean')
+def test_the_consistency_loss_divides_by_visible_or_all_cells(data):
+    def consistency(*flags):
+        run = build(data, '--splicemix-grids', '2x2-1', '--splicemix-cl', *flags)
+        torch.manual_seed(0)
+        return run.task(torch.randn(4, 3, 64, 64), torch.ones(4, 3))['consistency_loss']
+
+    torch.testing.assert_close(consistency('--splicemix-cl-mean', 'all'), 3 / 4 * consistency())
+
+
 @shows('splicemix_cl', 'splicemix_cl_no_detach')
 def test_the_consistency_loss_has_its_weight(data):
     def result(*flags):

@@ -154,6 +154,7 @@ class SpliceMixTask(TrainingTask):
         device: Device of the task.
         dtype: Type of the task.
         verbose: Log the settings of the task.
+        consistency_mean: Divide the consistency loss by the number of 'visible' cells or of 'all' cells.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class SpliceMixTask(TrainingTask):
             device: Optional[torch.device] = None,
             dtype: Optional[torch.dtype] = None,
             verbose: bool = True,
+            consistency_mean: str = 'visible',
     ):
         super().__init__(device=device, dtype=dtype, verbose=verbose)
         if consistency_weight < 0:
@@ -175,7 +177,7 @@ class SpliceMixTask(TrainingTask):
         self.criterion = criterion
         self.mixer = mixer
         self.consistency_weight = consistency_weight
-        self.consistency = ConsistencyLoss(detach=detach)
+        self.consistency = ConsistencyLoss(detach, consistency_mean)
         name = getattr(criterion, 'name', None) or getattr(criterion, '__name__', type(criterion).__name__)
         if as_mixer(mixer).makes_unknown and not ignores_unknown(criterion, model.num_classes):
             raise UsageError(

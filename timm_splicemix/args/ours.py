@@ -4,7 +4,7 @@ from typing import Any, Optional, Sequence
 
 from ..data import CLASS_ORDERS, DECODERS, DIFFICULT, EMPTY, ON_BAD_IMAGE
 from ..data.transforms import CROP_MODES
-from ..loss import LOSSES, PARTIAL, REDUCTIONS, loss_parameters
+from ..loss import LOSSES, MEANS, PARTIAL, REDUCTIONS, loss_parameters
 from ..metrics import PRESETS
 from ..mix import SpliceMix, SpliceWith, find_classes
 from .timm import add_ema_args, add_input_args, add_timm_train_args, add_timm_validate_args
@@ -140,6 +140,8 @@ def _add_splicemix_training_args(add: Any) -> None:
              '(default: off, without a value: %(const)s)')
     add('--splicemix-cl-no-detach', action='store_true',
         help='let the SpliceMix-CL loss update the predictions of source images too')
+    add('--splicemix-cl-mean', choices=MEANS, default='visible',
+        help='divide the SpliceMix-CL loss by the visible cells, or by all cells as the reference code of the paper')
     add('--splicemix-off-epoch', type=at_least(0), default=0, metavar='N',
         help='epoch to stop splicing at, 0 for never')
 

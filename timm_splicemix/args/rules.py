@@ -34,6 +34,7 @@ _NEEDS = {
     'results_format': ('results_file',),
     'splice_with_ratio': ('splice_with',),
     'split_seed': ('val_fraction',),
+    'splicemix_cl_mean': ('splicemix_cl',),
     'splicemix_cl_no_detach': ('splicemix_cl',),
     'torchcompile_mode': ('torchcompile',),
     **dict.fromkeys(

@@ -1,5 +1,5 @@
 """ Losses """
-from .consistency import ConsistencyLoss, consistency_loss
+from .consistency import MEANS, ConsistencyLoss, consistency_loss
 from .functional import (
     PARTIAL,
     REDUCTIONS,
@@ -25,6 +25,7 @@ from .unknown import ignores_unknown
 
 __all__ = [
     'LOSSES',
+    'MEANS',
     'PARTIAL',
     'REDUCTIONS',
     'ConsistencyLoss',

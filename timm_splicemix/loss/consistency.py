@@ -7,6 +7,8 @@ from torch import nn
 
 from ..errors import UsageError
 
+MEANS = ('visible', 'all')
+
 
 def consistency_loss(
         cell_logits: torch.Tensor,
@@ -14,6 +16,7 @@ def consistency_loss(
         dropped: Optional[torch.Tensor] = None,
         *,
         detach: bool = True,
+        mean: str = 'visible',
 ) -> torch.Tensor:
     """ Binary cross entropy of each cell's prediction against the prediction of its regular image.
 
@@ -21,9 +24,9 @@ def consistency_loss(
 
         loss = 1 / (K * C) * sum over these cells and C classes of -p * log(p') - (1 - p) * log(1 - p')
 
-    which is equation 3.5 of the SpliceMix paper as a mean. The paper's reference code divides by all N cells, so that
-    dropping cells makes its loss smaller; here dropped cells don't count in the mean. The minimum over p' is at p' = p,
-    where the loss is the entropy of p, not 0.
+    which is equation 3.5 of the SpliceMix paper, a sum, as a mean. The paper's reference code divides by all N cells
+    (`mean='all'`), so that dropping cells makes the loss smaller. The minimum over p' is at p' = p, where the loss is
+    the entropy of p, not 0.
 
     The loss is computed from logits in float32 (float64 if given), with and without autocast. No decision depends on a
     tensor's value, so it never waits for a GPU.
@@ -33,6 +36,7 @@ def consistency_loss(
         image_logits: (N, C), the logits of the regular image of each cell, such as `logits[record.sources.flatten()]`.
         dropped: (N,) or (M, cells) bool, row-major as the cells; these cells are ignored, whatever their logits are.
         detach: Treat p as a constant. If False, the gradient also reaches the predictions of regular images.
+        mean: Divide by the number of 'visible' cells, or of 'all' cells, dropped ones too.
 
     Returns:
         The loss, a scalar; 0 with gradients of 0 if no cell remains.
@@ -42,7 +46,10 @@ def consistency_loss(
         >>> cell_logits, image_logits = torch.tensor([[0., 2.], [9., 9.]]), torch.tensor([[1., 2.], [0., 0.]])
         >>> consistency_loss(cell_logits, image_logits, torch.tensor([False, True]))
         tensor(0.5292)
+        >>> consistency_loss(cell_logits, image_logits, torch.tensor([False, True]), mean='all')
+        tensor(0.2646)
     """
+    _check_mean(mean)
     if dropped is None:
         dropped = torch.zeros(len(cell_logits), dtype=torch.bool, device=cell_logits.device)
     _check_input(cell_logits, image_logits, dropped)
@@ -54,8 +61,11 @@ def consistency_loss(
     if detach:
         teacher = teacher.detach()
     losses = F.binary_cross_entropy_with_logits(student, teacher.sigmoid(), reduction='none')  # (N, C)
+    total = losses.masked_fill(dropped, 0.).sum()
+    if mean == 'all':
+        return total / max(losses.numel(), 1)
     num_terms = (~dropped).sum() * losses.shape[1]
-    return losses.masked_fill(dropped, 0.).sum() / num_terms.clamp(min=1)
+    return total / num_terms.clamp(min=1)
 
 
 class ConsistencyLoss(nn.Module):
@@ -63,11 +73,14 @@ class ConsistencyLoss(nn.Module):
 
     Args:
         detach: Treat the predictions of regular images as constants, as in the paper.
+        mean: Divide by the number of 'visible' cells, or of 'all' cells, as the paper's reference code does.
     """
 
-    def __init__(self, detach: bool = True):
+    def __init__(self, detach: bool = True, mean: str = 'visible'):
         super().__init__()
+        _check_mean(mean)
         self.detach = detach
+        self.mean = mean
 
     def forward(
             self,
@@ -75,10 +88,15 @@ class ConsistencyLoss(nn.Module):
             image_logits: torch.Tensor,
             dropped: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
-        return consistency_loss(cell_logits, image_logits, dropped, detach=self.detach)
+        return consistency_loss(cell_logits, image_logits, dropped, detach=self.detach, mean=self.mean)
 
     def extra_repr(self) -> str:
-        return f'detach={self.detach}'
+        return f'detach={self.detach}, mean={self.mean!r}'
+
+
+def _check_mean(mean: str) -> None:
+    if mean not in MEANS:
+        raise UsageError(f'Expected mean to be one of {", ".join(MEANS)}, but got {mean!r}.')
 
 
 def _check_input(cell_logits: torch.Tensor, image_logits: torch.Tensor, dropped: torch.Tensor) -> None:
