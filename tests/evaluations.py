@@ -13,7 +13,7 @@ from timm_splicemix import draw
 from timm_splicemix.results import Scores
 from timm_splicemix.run import evaluation
 from timm_splicemix.run.checkpoint import RunSaver
-from timm_splicemix.run.load import CheckpointInfo
+from timm_splicemix.run.read import CheckpointInfo
 from timm_splicemix.validate import main
 
 CLASSES = ('bird', 'cat', 'dog')

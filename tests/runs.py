@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from timm_splicemix.run.load import read_checkpoint
+from timm_splicemix.run.read import read_checkpoint
 from timm_splicemix.run.trainer import Trainer
 from timm_splicemix.train import main
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
-from torchvision.transforms.functional import pil_to_tensor, to_tensor
+from torchvision.transforms.functional import pil_to_tensor
 
 from timm_splicemix.data import create_dataset
 from timm_splicemix.data.decode import DECODERS, decode_image
 from timm_splicemix.run import predictor
+from timm_splicemix.run.read import CheckpointInfo
 
 from .helpers import raises_error
 
@@ -155,7 +156,12 @@ def test_16_bit_files_are_the_same_in_training_and_in_prediction(tmp_path):
         file.write_bytes(FILES_16_BITS[name](values))
     (tmp_path / 'train.csv').write_text('image,labels\n' + ''.join(f'{file.name},gray\n' for file in files))
     expected = torch.from_numpy(values // 256).float().div(255).expand(3, 46, 61)
-    for image in predictor.Images(files, to_tensor):
+    config = {
+        'input_size': (3, 46, 61), 'mean': (0.,) * 3, 'std': (1.,) * 3, 'interpolation': 'bilinear', 'crop_pct': 1.,
+        'crop_mode': 'squash'}
+    reader = predictor.ImageReader(CheckpointInfo('resnet18', data_config=config))
+    opened = [Image.open(file) for file in files]
+    for image in predictor.Images([*files, *opened], reader):
         torch.testing.assert_close(image[1], expected, rtol=0, atol=0)
     for decoder in DECODERS:
         dataset = create_dataset('csv', root=str(tmp_path), split='train')

@@ -14,7 +14,7 @@ from timm_splicemix.export import main as export
 from timm_splicemix.files import read_csv
 from timm_splicemix.predict import main as predict
 from timm_splicemix.results import read_result
-from timm_splicemix.run.load import read_checkpoint
+from timm_splicemix.run.read import read_checkpoint
 from timm_splicemix.validate import main as validate
 
 from .evaluations import plots, quiet  # noqa: F401

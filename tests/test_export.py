@@ -12,7 +12,8 @@ from tests.helpers import raises_error
 from timm_splicemix.export import main
 from timm_splicemix.run import export
 from timm_splicemix.run.export import export_model
-from timm_splicemix.run.load import load_model, read_checkpoint
+from timm_splicemix.run.load import load_model
+from timm_splicemix.run.read import read_checkpoint
 from timm_splicemix.validate import main as validate
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ('onnx', 'onnxruntime', 'onnxscript'))

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from timm_splicemix.run.load import read_checkpoint
+from timm_splicemix.run.read import read_checkpoint
 
 from .runs import make_images
 from .test_stop import assert_equal_runs, finish, start

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 import timm_splicemix as tsm
 from tests.evaluations import CLASSES, write_checkpoint
 from tests.helpers import raises_error
-from timm_splicemix.run.load import load_model, read_checkpoint, read_tensors
+from timm_splicemix.run.load import load_model
+from timm_splicemix.run.read import read_checkpoint, read_tensors
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 

@@ -11,7 +11,7 @@ import yaml
 
 import timm_splicemix as tsm
 from timm_splicemix.run import trainer
-from timm_splicemix.run.load import read_checkpoint
+from timm_splicemix.run.read import read_checkpoint
 from timm_splicemix.train import main
 
 from .conftest import REPOSITORY

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from timm_splicemix.run.load import read_checkpoint
+from timm_splicemix.run.read import read_checkpoint
 from timm_splicemix.train import main
 
 from .runs import flags_of, train, train_until

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from timm_splicemix.run.load import read_checkpoint
+from timm_splicemix.run.read import read_checkpoint
 
 from .helpers import raises_error
 from .runs import make_images, summary, train, weights

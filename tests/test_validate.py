@@ -28,8 +28,9 @@ from tests.evaluations import (
 from tests.helpers import raises_error
 from timm_splicemix.results import Scores
 from timm_splicemix.run.evaluation import match_classes
-from timm_splicemix.run.load import CheckpointInfo, load_model
+from timm_splicemix.run.load import load_model
 from timm_splicemix.run.predictor import FlipAverage
+from timm_splicemix.run.read import CheckpointInfo
 from timm_splicemix.validate import main
 
 

@@ -16,6 +16,7 @@ from .mix import (
 )
 from .models import create_model
 from .run.load import load_checkpoint
+from .run.predictor import Predictor
 from .task import SpliceMixModule, SpliceMixTask
 
 __version__ = '0.2.0'
@@ -25,6 +26,7 @@ __all__ = [
     'Grid',
     'MixPlan',
     'MultilabelMeter',
+    'Predictor',
     'SpliceMix',
     'SpliceMixModule',
     'SpliceMixTask',

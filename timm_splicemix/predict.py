@@ -2,10 +2,10 @@
 
     python -m timm_splicemix.predict --checkpoint output/train/RUN photo.jpg
     python -m timm_splicemix.predict --checkpoint FILE photos/ --output predictions.csv --draw predictions.png
-    python -m timm_splicemix.predict --checkpoint FILE photos/ --thresholds output/train/RUN/thresholds.json
+    python -m timm_splicemix.predict --checkpoint output/export/RUN/resnet50.onnx photos/ --thresholds 0.3
 
-Folders are searched with all their sub-folders. Unreadable images are reported, the others are predicted, and the exit
-code is 1.
+If the run has a thresholds.json (validate.py --thresholds tune), it is used. Folders are searched with all their
+sub-folders. Unreadable images are reported, the others are predicted, and the exit code is 1.
 """
 import argparse
 import logging
@@ -29,12 +29,12 @@ from .args.types import at_least
 from .draw import check_image_name, draw_predictions, save_image
 from .errors import UsageError
 from .files import printable
-from .metrics import Thresholds, parse_thresholds
 from .run.load import load_from_flags
 from .run.machine import precision
 from .run.predictor import (
     THUMBNAIL,
-    Predictor,
+    BatchPredictor,
+    choose_thresholds,
     find_images,
     read_class_names,
     write_predictions,
@@ -93,14 +93,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     device = torch.device(args.device)
 
     model, info = load_from_flags(args)
-    if not info.multi_label and args.thresholds is not None:
-        raise UsageError('Expected a multi-label model for --thresholds, but got a single-label one.')
     _logger.info(f'{info.model_name} ({info.weights} weights), {model.num_classes} classes.')
     names = read_class_names(args.class_map, info.class_names, model.num_classes)
-    thresholds = parse_thresholds(args.thresholds, names)
-    values = thresholds.values if isinstance(thresholds, Thresholds) else [0.5 if thresholds is None else thresholds]
+    thresholds = choose_thresholds(args.thresholds, args.checkpoint, info, names)
     autocast, _, _ = precision(args, device)
-    predictor = Predictor(model, info, names, values, device, args.top, args.tta == 'flip', autocast)
+    predictor = BatchPredictor(model, info, names, thresholds, device, args.top, args.tta == 'flip', autocast)
 
     predictions = []
     batches = predictor.predict(files, args.batch_size, args.workers, DRAWN if args.draw else 0)
@@ -116,7 +113,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             bar.update(len(batch))
 
     if args.output:
-        write_predictions(predictions, names, Path(args.output))
+        write_predictions(predictions, names, info.weights, Path(args.output))
     cards = [(one.thumbnail, one.file.name, one.labels) for one in predictions if one.thumbnail is not None]
     if cards:
         save_image(draw_predictions(cards, THUMBNAIL, args.columns), args.draw)

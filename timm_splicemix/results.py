@@ -207,10 +207,10 @@ def read_results(paths: Sequence[Union[str, Path]], names: Optional[Sequence[str
     """ Read evaluations of the same images to compare them.
 
     Args:
-        paths: results.json files, or their folders.
+        paths: results.json files, their folders, or folders of runs that contain one evaluation.
         names: Names in tables and figures, by default the shortest ends of the paths.
     """
-    files = [Path(path) / RESULTS if Path(path).is_dir() else Path(path) for path in paths]
+    files = [_find_result(Path(path)) for path in paths]
     names = short_names([file.parent if file.name == RESULTS else file for file in files], names)
     results = [read_result(file, name) for file, name in zip(files, names)]
     for result, file in zip(results, files):
@@ -219,6 +219,19 @@ def read_results(paths: Sequence[Union[str, Path]], names: Optional[Sequence[str
             raise UsageError(f"Expected a results.json of validate.py, but got {file}, without '{missing[0]}'.")
         _check_comparable(results[0], result, files[0], file)
     return results
+
+
+def _find_result(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    inside = sorted(path.glob(f'*/{RESULTS}'))
+    if (path / RESULTS).is_file() or not (path / 'args.yaml').is_file():
+        return path / RESULTS
+    if len(inside) == 1:
+        return inside[0]
+    hint = f'name one of {", ".join(str(file.parent) for file in inside)}' if inside else (
+        f'evaluate it first, with validate.py --checkpoint {path} --output {path / "val"}')
+    raise UsageError(f'Expected results of validate.py, but got {path}, a run with {len(inside)} evaluations: {hint}.')
 
 
 def _check_comparable(first: Result, other: Result, first_file: Path, other_file: Path) -> None:

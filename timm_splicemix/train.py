@@ -37,10 +37,10 @@ from .run.factory import (
     create_training_step,
     is_multi_label,
 )
-from .run.load import read_checkpoint
 from .run.machine import describe_machine, set_up_device
 from .run.model import create_model_and_info, freeze_modules
 from .run.optimizer import create_optimizer, learning_rate
+from .run.read import read_checkpoint
 from .run.trainer import Trainer
 
 

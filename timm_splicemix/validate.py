@@ -11,6 +11,7 @@ Metrics, average precision of each class, scores of all images and plots are wri
 """
 import argparse
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
@@ -43,8 +44,9 @@ from .results import (
 from .run.compare import compare_files
 from .run.evaluation import Evaluation, Evaluator, count_parameters
 from .run.export import check_format, export_to_folder, output_folder
-from .run.load import best_checkpoint, load_from_flags, transform_model
+from .run.load import load_from_flags, transform_model
 from .run.machine import describe_machine, set_seed, set_up_device
+from .run.read import THRESHOLDS, best_checkpoint, tuned_thresholds
 
 _logger = logging.getLogger(__name__)
 
@@ -107,14 +109,15 @@ def validate(args: argparse.Namespace, given: set[str], device: torch.device) ->
     evaluator = Evaluator(args, model, info, device) if has_data else None
     folder = output_folder(args, info, 'output/validate', args.split if has_data else args.export)
     if args.export and args.rank == 0:
-        export_to_folder(model, info, folder, args.export)
+        thresholds = tuned_thresholds(args.checkpoint, info)
+        export_to_folder(model, replace(info, thresholds=thresholds), folder, args.export)
     if evaluator is None:
         return
 
     # Evaluation
     tuned = evaluator.tune() if args.thresholds == 'tune' else None
     if tuned is not None and evaluator.step.is_primary:
-        path = (Path(args.checkpoint).parent if args.checkpoint else folder) / 'thresholds.json'
+        path = (Path(args.checkpoint).parent if Path(args.checkpoint).is_file() else folder) / THRESHOLDS
         save_thresholds(evaluator.thresholds, path)
         _logger.info(f'Thresholds  {path}')
     if args.eval_sizes:

@@ -12,7 +12,8 @@ from ..args.timm import add_ema_args
 from ..errors import UsageError
 from ..files import free_folder, read_yaml, short_names, write_csv
 from ..results import CLASSES, SCORES, Result, read_results
-from ..run.load import BEST, LAST, CheckpointInfo, best_checkpoint, ema_flag, load_model
+from ..run.load import ema_flag, load_model
+from ..run.read import BEST, LAST, CheckpointInfo, best_checkpoint
 from ..run.tracking import read_summary
 
 

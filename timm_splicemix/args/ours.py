@@ -62,7 +62,8 @@ def add_validate_args(parser: argparse.ArgumentParser) -> None:
     add('--metrics', default='paper', choices=list(PRESETS), help=_PRESETS)
     add_prediction_args(group)
     add('--tune-split', metavar='NAME',
-        help='split to tune thresholds on; it must not share images with --split or with the training set')
+        help='split to tune thresholds on; it must not share images with --split or with the training set (default: '
+             'the validation split of the run, if another split is evaluated)')
     add('--eval-sizes', nargs='+', type=at_least(1), metavar='PIXELS',
         help='low-resolution study: also evaluate at these image sizes, e.g. 448 224 112 64')
     add('--decoder', default='pil', choices=DECODERS, help='image decoder; torchvision is faster')
@@ -266,18 +267,21 @@ def add_prediction_args(group: Any) -> None:
     group.add_argument(
         '--thresholds', metavar='P|FILE|tune',
         help='probability above which a class is predicted, a thresholds.json with one per class, or tune (validate '
-             'only): find the best ones and write them beside the checkpoint (default: that of --metrics, or 0.5)')
+             'only): find the best ones and write them beside the checkpoint (default: the thresholds.json of the run '
+             'if there is one, else the threshold of --metrics, or 0.5)')
 
 
 def add_predict_model_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose a model to predict with, named as in timm's validate script."""
     group = parser.add_argument_group('Model', 'checkpoints of train.py store all of this; flags override it')
     add = group.add_argument
-    add('--checkpoint', default='', metavar='FILE', help='checkpoint, or folder of a run')
+    add('--checkpoint', default='', metavar='FILE',
+        help='checkpoint, folder of a run, exported .onnx or .safetensors file, or hf-hub:USER/NAME')
     add_ema_args(group)
     add('--model', '-m', metavar='MODEL', help='any timm model, for checkpoints without one')
     add('--pretrained', action='store_true', help="use timm's pretrained weights")
     add('--class-map', metavar='FILE', help='file with one class name per line, for checkpoints without class names')
     add('--crop-mode', choices=CROP_MODES,
         help="center crops, squash keeps every object, border pads (default: the model's own)")
+    add('--input-img-mode', metavar='MODE', help="PIL mode to load images in, e.g. RGBA (default: the model's own)")
     add_input_args(add)

@@ -74,8 +74,9 @@ def check_train_args(args: argparse.Namespace, parser: CommandParser) -> None:
             'Expected --model-dtype bfloat16 or float32, but got float16, in which small updates are lost: use --amp.')
     for name in ('initial_checkpoint', 'pretrained_path'):
         path = getattr(args, name)
-        if path and not Path(path).is_file():
-            raise UsageError(f'Expected a file for {_flag(name)}, but got {path}, which does not exist.')
+        if path and not Path(path).exists():
+            raise UsageError(
+                f'Expected a checkpoint or the folder of a run for {_flag(name)}, but got {path}, which is missing.')
     if args.drop_connect is not None and args.drop_path is not None:
         raise UsageError('Expected --drop-path or its old name --drop-connect, but got both.')
     if args.mixup_switch_prob != parser.get_default('mixup_switch_prob') and not (
@@ -102,10 +103,6 @@ def check_validate_args(args: argparse.Namespace, parser: CommandParser, given: 
     _check_common(args, parser)
     if args.tune_split and args.thresholds != 'tune':
         raise UsageError('Expected --thresholds tune with --tune-split, but got --tune-split alone.')
-    if args.thresholds == 'tune' and not args.tune_split:
-        raise UsageError(
-            'Expected --tune-split with --thresholds tune, but got none: thresholds must not be tuned on the images '
-            'that they are evaluated on.')
     if args.compare:
         others = sorted(given - {'compare', 'bootstrap', 'output', 'seed'})
         if others:

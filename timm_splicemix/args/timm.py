@@ -97,7 +97,8 @@ def add_timm_validate_args(parser: argparse.ArgumentParser) -> None:
     add('--model', '-m', default='dpn92', metavar='MODEL',
         help='any timm model; checkpoints of this package store theirs (default: %(default)s)')
     add('--pretrained', action='store_true', help="evaluate timm's pretrained weights")
-    add('--checkpoint', default='', metavar='FILE', help='checkpoint, or folder of a run, to evaluate')
+    add('--checkpoint', default='', metavar='FILE',
+        help='checkpoint, folder of a run, exported .onnx or .safetensors file, or hf-hub:USER/NAME, to evaluate')
     add_ema_args(group)
     add_input_args(add)
     add('--use-train-size', action='store_true',
@@ -239,8 +240,8 @@ def _add_train_model_args(parser: argparse.ArgumentParser) -> None:
     add('--model', default='resnet50', metavar='MODEL', help='any timm model')
     add('--pretrained', action='store_true', help="start from timm's pretrained weights")
     add('--pretrained-path', metavar='FILE',
-        help='load pretrained weights from this file; a classifier of another shape is re-initialized')
-    add('--initial-checkpoint', default='', metavar='FILE', help='start from all weights of this checkpoint')
+        help='load pretrained weights from this file or run; a classifier of another shape is re-initialized')
+    add('--initial-checkpoint', default='', metavar='FILE', help='start from all weights of this checkpoint or run')
     add('--resume', default='', metavar='FILE',
         help='resume a run from its folder or checkpoint: weights, optimizer, epoch, flags')
     add('--no-resume-opt', action='store_true', help='do not resume the optimizer state')

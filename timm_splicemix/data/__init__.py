@@ -7,7 +7,7 @@ from .dataset import (
     StrictImageDataset,
     find_bad_images,
 )
-from .decode import DECODERS, decode_image
+from .decode import DECODERS, convert_image, decode_image
 from .download import download_dataset
 from .loader import ON_BAD_IMAGE, MultiLabelLoader, create_loader
 from .missing import keep_labels
@@ -26,7 +26,7 @@ from .registry import (
 )
 from .seeding import mix_seeds
 from .shapes import generate_shapes
-from .splits import is_training_split
+from .splits import is_training_split, own_split
 from .stratify import stratified_split
 from .transforms import create_transform
 
@@ -50,6 +50,7 @@ __all__ = [
     'StrictImageDataset',
     'align_classes',
     'check_has_positives',
+    'convert_image',
     'create_dataset',
     'create_loader',
     'create_transform',
@@ -63,6 +64,7 @@ __all__ = [
     'keep_labels',
     'mix_seeds',
     'multilabel_collate',
+    'own_split',
     'read_class_map',
     'read_partition',
     'stratified_split',

@@ -89,6 +89,17 @@ def decode_image(
     return image if decoder == 'pil' else pil_to_tensor(image)
 
 
+def convert_image(image: Image.Image, mode: str) -> Image.Image:
+    """ Convert a PIL image as `decode_image` converts an image file.
+
+    Args:
+        image: The image; its EXIF orientation is applied.
+        mode: PIL mode to convert to.
+    """
+    file_format = image.format
+    return _to_8_bits(_rotate(image, _orientation(image)), file_format, mode).convert(mode)
+
+
 def _to_8_bits(image: Image.Image, file_format: Optional[str], mode: str) -> Image.Image:
     """Divide a 16-bit grayscale image by 256 unless `mode` can hold its values; other images stay as they are."""
     is_16_bit = image.mode.startswith('I;16') or (image.mode == 'I' and file_format in ('PNG', 'PPM'))

@@ -8,7 +8,9 @@ from .thresholds import (
     describe_tuning,
     load_thresholds,
     parse_thresholds,
+    parse_thresholds_content,
     save_thresholds,
+    thresholds_content,
     tune_thresholds,
 )
 
@@ -24,6 +26,8 @@ __all__ = [
     'load_thresholds',
     'multilabel_metrics',
     'parse_thresholds',
+    'parse_thresholds_content',
     'save_thresholds',
+    'thresholds_content',
     'tune_thresholds',
 ]

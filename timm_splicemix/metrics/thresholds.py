@@ -1,5 +1,5 @@
 """ Thresholds of the classes: tuning, and thresholds.json with their origin """
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
@@ -25,6 +25,9 @@ class Thresholds:
         split: Split of the tuning.
         num_images: Number of images of the tuning.
         positives: Number of images of each class.
+        weights: Weights of the checkpoint that they were tuned for, 'ema' or 'plain'; '' if unknown.
+        epoch: Epoch of the checkpoint that they were tuned for, None if unknown.
+        source: File that they were read from.
     """
     values: tuple[float, ...]
     class_names: tuple[str, ...]
@@ -32,6 +35,24 @@ class Thresholds:
     split: str = ''
     num_images: int = 0
     positives: tuple[int, ...] = ()
+    weights: str = ''
+    epoch: Optional[int] = None
+    source: str = field(default='', compare=False)
+
+    def ordered(self, class_names: Sequence[str]) -> 'Thresholds':
+        """Return the thresholds in another order of the same classes."""
+        order = [self.class_names.index(name) for name in class_names]
+        positives = tuple(self.positives[index] for index in order) if self.positives else ()
+        return replace(
+            self, values=tuple(self.values[index] for index in order), class_names=tuple(class_names),
+            positives=positives)
+
+    def describe(self) -> str:
+        """Say in one line where the thresholds come from."""
+        origin = ', '.join(filter(None, (
+            f'{self.dataset} {self.split}'.strip() and f'tuned on {f"{self.dataset} {self.split}".strip()}',
+            self.weights and f'for the {self.weights} weights')))
+        return f'Using the thresholds of {self.source}' + (f' ({origin}).' if origin else '.')
 
 
 def tune_thresholds(logits: torch.Tensor, targets: torch.Tensor, preset: Preset) -> torch.Tensor:
@@ -99,19 +120,45 @@ def describe_tuning(
     return '\n'.join(lines)
 
 
-def save_thresholds(thresholds: Thresholds, path: Union[str, Path]) -> None:
-    """Write thresholds.json."""
+def thresholds_content(thresholds: Thresholds) -> dict[str, Any]:
+    """Return the content of thresholds.json."""
     positives = thresholds.positives or (None,) * len(thresholds.values)
-    content = {
+    return {
         'dataset': thresholds.dataset,
         'split': thresholds.split,
         'num_images': thresholds.num_images,
         'maximises': 'F1 of each class',
+        'weights': thresholds.weights,
+        'epoch': thresholds.epoch,
         'classes': [
             {'name': name, 'threshold': value, 'positives': number}
             for name, value, number in zip(thresholds.class_names, thresholds.values, positives)],
     }
-    write_json(content, path)
+
+
+def save_thresholds(thresholds: Thresholds, path: Union[str, Path]) -> None:
+    """Write thresholds.json."""
+    write_json(thresholds_content(thresholds), path)
+
+
+def parse_thresholds_content(content: Any, source: Union[str, Path]) -> Thresholds:
+    """ Turn the content of a thresholds.json into `Thresholds`.
+
+    Args:
+        content: What `thresholds_content` returned.
+        source: File that contains it.
+    """
+    try:
+        classes = {entry['name']: entry for entry in content['classes']}
+        values = tuple(float(entry['threshold']) for entry in classes.values())
+        origin = {name: content[name] for name in ('dataset', 'split', 'num_images')}
+        positives = tuple(entry['positives'] for entry in classes.values())
+        weights, epoch = content.get('weights', ''), content.get('epoch')
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f'Expected a file that --thresholds tune wrote, but got {source}: {error!r}') from error
+    positives = () if None in positives else positives
+    return Thresholds(
+        values, tuple(classes), positives=positives, weights=weights, epoch=epoch, source=str(source), **origin)
 
 
 def load_thresholds(path: Union[str, Path], class_names: Optional[Sequence[str]]) -> Thresholds:
@@ -121,23 +168,15 @@ def load_thresholds(path: Union[str, Path], class_names: Optional[Sequence[str]]
         path: The file.
         class_names: Classes of the model, which the file contains in any order; None for those of the file.
     """
-    content = read_json(path)
-    try:
-        classes = {entry['name']: entry for entry in content['classes']}
-        values = {name: float(entry['threshold']) for name, entry in classes.items()}
-        origin = {name: content[name] for name in ('dataset', 'split', 'num_images')}
-        positives = {name: entry['positives'] for name, entry in classes.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f'Expected a file that --thresholds tune wrote, but got {path}: {error!r}') from error
-    class_names = tuple(values if class_names is None else class_names)
-    if set(class_names) != set(values):
-        name = sorted(set(class_names) ^ set(values))[0]
+    thresholds = parse_thresholds_content(read_json(path), path)
+    if class_names is None:
+        return thresholds
+    if set(class_names) != set(thresholds.class_names):
+        name = sorted(set(class_names) ^ set(thresholds.class_names))[0]
         raise UsageError(
-            f'Expected thresholds of the {len(class_names)} classes of the model, but got {len(values)} in {path}, '
-            f"with '{name}' in one of them only. Tune the thresholds of this model.")
-    return Thresholds(
-        tuple(values[name] for name in class_names), class_names,
-        positives=tuple(positives[name] for name in class_names), **origin)
+            f'Expected thresholds of the {len(class_names)} classes of the model, but got {len(thresholds.values)} in '
+            f"{path}, with '{name}' in one of them only. Tune the thresholds of this model.")
+    return thresholds.ordered(class_names)
 
 
 def parse_thresholds(text: Optional[str], class_names: Optional[Sequence[str]]) -> Any:

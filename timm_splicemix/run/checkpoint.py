@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import UsageError
 from ..files import atomic_write
-from .load import BEST, KEY, LAST, CheckpointInfo, read_checkpoint
+from .read import BEST, KEY, LAST, CheckpointInfo, read_checkpoint
 
 _logger = logging.getLogger(__name__)
 _RECOVERY = 'recovery-*.pth.tar'

@@ -6,7 +6,7 @@ import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
 from timm.utils import decay_batch_step
@@ -20,6 +20,7 @@ from ..data import (
     align_classes,
     check_has_positives,
     is_training_split,
+    own_split,
     read_partition,
 )
 from ..errors import UsageError
@@ -43,8 +44,10 @@ from .factory import (
     create_step,
     is_multi_label,
 )
-from .load import CheckpointInfo, set_image_size
+from .load import set_image_size
+from .onnx import OnnxModel
 from .predictor import FlipAverage
+from .read import CheckpointInfo, tuned_thresholds
 
 _logger = logging.getLogger(__name__)
 Dataset = torch.utils.data.Dataset
@@ -74,6 +77,9 @@ class Evaluator:
         self.input_size = tuple(info.data_config['input_size'])
         self.param_count = count_parameters(model)
         self.partition = find_partition(args, info)
+        args.input_img_mode = args.input_img_mode or info.image_mode or None
+        if args.thresholds == 'tune' and not args.tune_split:
+            args.tune_split = choose_tune_split(args.split, info)
         self.dataset = self._create_dataset(args.split)
         self.multi_label = is_multi_label(self.dataset)
         self.outputs, self.class_names = self._match_classes()
@@ -83,7 +89,7 @@ class Evaluator:
             self.tune_set = self._create_dataset(args.tune_split)
             check_disjoint(self.tune_set, self.dataset, args.tune_split, args.split)
         else:
-            self.thresholds = parse_thresholds(args.thresholds, self.class_names)
+            self.thresholds = self._read_thresholds()
             if isinstance(self.thresholds, Thresholds) and (
                     (self.thresholds.dataset, self.thresholds.split) == (args.dataset, args.split)):
                 _logger.warning(
@@ -120,8 +126,22 @@ class Evaluator:
         values = tune_thresholds(logits, targets, PRESETS[args.metrics])
         self.thresholds = Thresholds(
             tuple(values.tolist()), self.class_names, args.dataset, args.tune_split, len(logits),
-            tuple((targets == 1).sum(dim=0).tolist()))
+            tuple((targets == 1).sum(dim=0).tolist()), self.info.weights, self.info.epoch)
         return tuned
+
+    def _read_thresholds(self) -> Optional[Union[float, Thresholds]]:
+        """Return --thresholds, or the tuned ones of the run; None for the threshold of --metrics."""
+        args = self.args
+        if args.thresholds is not None or not self.multi_label:
+            return parse_thresholds(args.thresholds, self.class_names)
+        thresholds = tuned_thresholds(args.checkpoint, self.info)
+        if thresholds is None:
+            return None
+        if set(thresholds.class_names) != set(self.class_names):
+            _logger.warning(f'Ignoring the thresholds of {thresholds.source}, which are for other classes.')
+            return None
+        _logger.info(f'{thresholds.describe()} --thresholds {PRESETS[args.metrics].threshold} overrides them.')
+        return thresholds.ordered(self.class_names)
 
     def _create_dataset(self, split: str) -> Dataset:
         args, info = self.args, self.info
@@ -171,6 +191,8 @@ class Evaluator:
             raise UsageError(
                 f'Expected a single-label data set for --metrics-avg {args.metrics_avg}, but got a multi-label one, '
                 'whose averages are CP, CR, CF1 (over classes) and OP, OR, OF1 (over all labels).')
+        if args.eval_sizes and isinstance(self.model, OnnxModel):
+            raise UsageError('Expected a checkpoint for --eval-sizes, but got an ONNX file, which has one image size.')
         if args.eval_sizes and self.input_size[1] != self.input_size[2]:
             raise UsageError(f'Expected a model of square images for --eval-sizes, but got {self.input_size[1:]}.')
 
@@ -386,6 +408,23 @@ def find_partition(args: argparse.Namespace, info: CheckpointInfo) -> Optional[P
     return partition
 
 
+def choose_tune_split(split: str, info: CheckpointInfo) -> str:
+    """ Return the validation split of a run, to tune thresholds on if there is no --tune-split.
+
+    Args:
+        split: Split to evaluate.
+        info: Description of the model.
+    """
+    found = info.args.get('val_split') or 'validation'
+    if own_split(found) == own_split(split):
+        raise UsageError(
+            f"Expected --tune-split with --thresholds tune, but got none: thresholds must not be tuned on '{split}', "
+            f'on which they are evaluated. Evaluate another split, such as --split test --tune-split {split}, or give '
+            '--tune-split a split of images that the model was not trained on.')
+    _logger.info(f"Tuning the thresholds on '{found}', the validation split of the run; --tune-split sets another one.")
+    return found
+
+
 def check_disjoint(tuned: Dataset, evaluated: Dataset, tune_split: str, split: str) -> None:
     """Raise an error if thresholds would be tuned on images that they are evaluated on."""
     places = [part.reader.locations() if isinstance(part, MultiLabelDataset) else [] for part in (tuned, evaluated)]
@@ -394,7 +433,8 @@ def check_disjoint(tuned: Dataset, evaluated: Dataset, tune_split: str, split: s
         what = f'{shared:,} images of both' if shared else f"'{split}' for both"
         raise UsageError(
             f"Expected --tune-split with other images than --split '{split}', but got {what}: on the images that "
-            'thresholds were tuned on, results look better than they are.')
+            'thresholds were tuned on, results look better than they are. Give --tune-split a split that has none of '
+            'them.')
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -16,16 +16,10 @@ from torch import nn
 
 from ..errors import UsageError
 from ..files import atomic_write, free_folder, write_json
-from .load import (
-    KEY,
-    CheckpointInfo,
-    best_checkpoint,
-    ema_flag,
-    load_from_flags,
-    load_model,
-    transform_model,
-)
+from ..metrics import thresholds_content
+from .load import ema_flag, load_from_flags, load_model, transform_model
 from .predictor import read_class_names
+from .read import KEY, CheckpointInfo, best_checkpoint, tuned_thresholds
 
 _logger = logging.getLogger(__name__)
 _SUFFIXES = {'onnx': '.onnx', 'torchscript': '.pt', 'safetensors': '.safetensors'}
@@ -41,12 +35,15 @@ def export_from_flags(args: argparse.Namespace) -> None:
     model, info = load_from_flags(args)
     if args.class_map:
         info = replace(info, class_names=read_class_names(args.class_map, None, model.num_classes))
+    info = replace(info, thresholds=tuned_thresholds(args.checkpoint, info))
     model = transform_model(model, info, args.reparam, args.test_pool)
     export_to_folder(model, info, output_folder(args, info, 'output/export', args.format), args.format)
 
 
 def check_format(export: str, args: argparse.Namespace) -> None:
-    """Raise an error if a format cannot represent the changes of the model."""
+    """Raise an error if a model cannot be exported, or if a format cannot represent the changes of the model."""
+    if str(args.checkpoint).endswith('.onnx'):
+        raise UsageError(f'Expected a checkpoint to export, but got {args.checkpoint}, which is exported already.')
     if export == 'safetensors' and (args.reparam or args.test_pool):
         raise UsageError(
             'Expected no --reparam and --test-pool for the safetensors export, which contains weights alone. Export to '
@@ -71,8 +68,9 @@ def export_to_folder(model: nn.Module, info: CheckpointInfo, folder: Path, expor
 
 
 def describe(info: CheckpointInfo) -> dict[str, Any]:
-    """What a program needs to use an exported model: size, normalisation, crop, class names, and which weights."""
-    return json.loads(json.dumps({**info.state(), 'weights': info.weights}))
+    """What a program needs to use an exported model: images, class names, which weights, and tuned thresholds."""
+    thresholds = info.thresholds and thresholds_content(info.thresholds)
+    return json.loads(json.dumps({**info.state(), 'weights': info.weights, 'thresholds': thresholds}))
 
 
 def export_model(model: nn.Module, info: CheckpointInfo, path: Union[str, Path], export: str) -> float:

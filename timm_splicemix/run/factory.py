@@ -70,8 +70,7 @@ def create_dataset_from_flags(
     """
     if in_chans is None:
         in_chans = args.input_size[0] if args.input_size else args.in_chans or 3
-    mode = args.input_img_mode or ('L' if in_chans == 1 else 'RGB')
-    check_image_mode(mode, in_chans)
+    mode = image_mode(args, in_chans)
     kwargs = {**dataset_kwargs(args, is_training), 'split': split, 'input_img_mode': mode}
     if partition is not None:
         kwargs.update(whole_split(args, partition.source))
@@ -170,8 +169,9 @@ def dataset_kwargs(args: argparse.Namespace, is_training: bool) -> dict[str, Any
     return kwargs
 
 
-def check_image_mode(mode: str, in_chans: int) -> None:
-    """Raise an error if images in a mode of Pillow do not have `in_chans` channels."""
+def image_mode(args: argparse.Namespace, in_chans: int) -> str:
+    """Return the PIL mode of --input-img-mode, or that of `in_chans` channels; raise an error if it has others."""
+    mode = args.input_img_mode or ('L' if in_chans == 1 else 'RGB')
     try:
         bands = ImageMode.getmode(mode).bands
     except KeyError:
@@ -181,6 +181,7 @@ def check_image_mode(mode: str, in_chans: int) -> None:
         raise UsageError(
             f'Expected images of {in_chans} channels (--in-chans), but got {len(bands)} in mode {mode}: set '
             '--input-img-mode, such as L for 1, RGB for 3 or RGBA for 4.')
+    return mode
 
 
 def is_multi_label(dataset: torch.utils.data.Dataset) -> bool:

@@ -1,21 +1,10 @@
-""" Load checkpoints: read the file, choose its weights, and rebuild the model
-
-All readers of checkpoints use the same rule for the exponential moving average (EMA) of the weights: the weights that
-the best metric was measured with are the default. These are the EMA weights if the checkpoint has them.
-"""
+""" Load models: rebuild the model of a checkpoint, and load its weights """
 import argparse
-import contextlib
-import json
-import logging
-import pickletools
-import re
-import zipfile
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 import torch
-from safetensors import SafetensorError, safe_open
 from timm.data import resolve_data_config
 from timm.layers import apply_test_time_pool
 from timm.models import clean_state_dict, get_pretrained_cfg
@@ -24,197 +13,20 @@ from torch import nn
 
 from ..errors import UsageError
 from ..models import create_model, is_max_pooled
+from .onnx import load_onnx
+from .read import (
+    CheckpointInfo,
+    best_checkpoint,
+    choose_weights,
+    published_weights,
+    read_checkpoint,
+    read_info,
+)
 
-_logger = logging.getLogger(__name__)
-LAST, BEST = 'last.pth.tar', 'model_best.pth.tar'
-KEY = 'timm_splicemix'  # our entry in a checkpoint, and in the metadata of a safetensors file
-_EMA_KEYS = ('state_dict_ema', 'model_ema')
+_SOURCES = ('hf-hub:', 'hf_hub:', 'local-dir:')
 _DATA_ARGS = ('input_size', 'img_size', 'mean', 'std', 'interpolation', 'crop_pct', 'crop_mode')
 # What timm raises for arguments that a model does not take and for missing files
 _TIMM_ERRORS = (AssertionError, AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError)
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """ What a checkpoint records about its model.
-
-    Args:
-        model_name: Name of the model in timm's registry.
-        model_kwargs: Arguments of `create_model` that rebuild it.
-        data_config: Size, normalisation, interpolation and crop of the images, with timm's names.
-        class_names: Names of the classes in the order of the outputs, None if unknown.
-        multi_label: True if an image can have any number of classes.
-        epoch: Last epoch that was completed, None if unknown.
-        metric: Value of the metric that selects the best checkpoint, None if unknown.
-        args: Settings of the run.
-        weights: Weights that were loaded: 'ema', 'plain', or 'pretrained' for those of timm.
-    """
-    model_name: str
-    model_kwargs: dict[str, Any] = field(default_factory=dict)
-    data_config: dict[str, Any] = field(default_factory=dict)
-    class_names: Optional[tuple[str, ...]] = None
-    multi_label: bool = True
-    epoch: Optional[int] = None
-    metric: Optional[float] = None
-    args: dict[str, Any] = field(default_factory=dict)
-    weights: str = 'plain'
-
-    def state(self) -> dict[str, Any]:
-        """Return the entries that all checkpoints of a run share, as plain values."""
-        return {
-            'model_name': self.model_name,
-            'model_kwargs': self.model_kwargs,
-            'data_config': self.data_config,
-            'class_names': None if self.class_names is None else list(self.class_names),
-            'multi_label': self.multi_label,
-        }
-
-
-# Files
-
-def read_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
-    """ Read a checkpoint of this package or of timm, or weights alone, without running code that the file may contain.
-
-    Returns:
-        The content of the file, with the weights under 'state_dict'.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UsageError(f'Expected a checkpoint, but got {path}, which is not a file.')
-    if path.suffix == '.safetensors':
-        return _read_safetensors(path)
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # type of the settings in timm's checkpoints
-            state = torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as error:  # damaged pickles raise all kinds
-        code = _find_code(path, error)
-        if code:
-            raise UsageError(
-                f'{path} contains code ({code}), which is not run. Save the weights alone: '
-                'torch.save(model.state_dict(), ...).') from error
-        raise UsageError(f'{path} is not a checkpoint, or it is truncated or damaged.') from error
-    if not isinstance(state, dict):
-        raise UsageError(f'Expected a checkpoint, but got {path}, which contains a {type(state).__name__}.')
-    if 'state_dict' not in state:
-        others = ('arch', 'args', *_EMA_KEYS) if 'model' in state else ()
-        weights = state.get('model', state)
-        if not isinstance(weights, dict) or not weights or not _are_tensors(weights):
-            raise UsageError(f'Expected a checkpoint, but got {path}, which contains no weights of a model.')
-        state = {'state_dict': weights, **{name: state[name] for name in others if name in state}}
-    return state
-
-
-def _find_code(path: Path, error: Exception) -> Optional[str]:
-    """Return the name of code in a file that `torch.load` has refused with an error; nothing of the file is run."""
-    named = re.search(r'GLOBAL (\S+)|(TorchScript)', str(error))
-    if named:
-        return named[1] or named[2]
-    with contextlib.suppress(Exception):  # torch does not parse the newer protocols of pickle; the file may be damaged
-        data = path.read_bytes()
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                data = archive.read(next(name for name in archive.namelist() if name.endswith('/data.pkl')))
-        texts: list[str] = []
-        names = []
-        for operation, argument, _ in pickletools.genops(data):
-            if operation.name in ('GLOBAL', 'INST'):
-                names.append(argument.replace(' ', '.'))
-            elif operation.name == 'STACK_GLOBAL':
-                names.append('.'.join(texts[-2:]))
-            elif isinstance(argument, str):
-                texts.append(argument)
-        return next((name for name in names if not name.startswith(('torch.', 'collections.OrderedDict'))), None)
-    return None
-
-
-def _are_tensors(weights: dict[str, Any]) -> bool:
-    return all(isinstance(value, torch.Tensor) for value in weights.values())
-
-
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    try:
-        with safe_open(str(path), 'pt') as file:
-            description = (file.metadata() or {}).get(KEY)
-            state: dict[str, Any] = {'state_dict': {name: file.get_tensor(name) for name in file.keys()}}  # noqa: SIM118
-        if description is not None:
-            state[KEY] = {'info': json.loads(description)}
-            if not _is_info(state[KEY]['info']):
-                raise ValueError(f'its description of the model is {description!r:.200}')
-    except (OSError, RecursionError, SafetensorError, ValueError) as error:
-        raise UsageError(f'Expected a safetensors file, but got {path}: {error}') from error
-    return state
-
-
-def _is_info(info: Any) -> bool:
-    """True if JSON has the form of `CheckpointInfo.state`."""
-    if not isinstance(info, dict) or not isinstance(info.get('model_name'), str):
-        return False
-    names = info.get('class_names') or []
-    are_dicts = all(isinstance(info.get(key, {}), dict) for key in ('model_kwargs', 'data_config'))
-    return are_dicts and isinstance(names, list) and all(isinstance(name, str) for name in names)
-
-
-def read_tensors(path: Union[str, Path]) -> Optional[list[torch.Tensor]]:
-    """Read all weights of a file, also the EMA weights; return None for NumPy files, which only timm reads."""
-    if Path(path).suffix.lower() in ('.npz', '.npy'):
-        return None
-    state = read_checkpoint(path)
-    parts = [state.get(name) or {} for name in ('state_dict', 'state_dict_ema')]
-    return [value for part in parts for value in part.values() if isinstance(value, torch.Tensor)]
-
-
-def best_checkpoint(path: Union[str, Path]) -> Path:
-    """Return the file itself, or the best checkpoint of a run's folder, else the last or a recovery checkpoint."""
-    path = Path(path)
-    if not path.is_dir():
-        return path
-    recoveries = sorted(path.glob('recovery-*.pth.tar'), key=lambda file: file.stat().st_mtime, reverse=True)
-    found = next((file for file in (path / BEST, path / LAST, *recoveries) if file.is_file()), None)
-    if found is None:
-        raise UsageError(f'Expected a folder with checkpoints, but got {path}, which has no {BEST} or {LAST}.')
-    return found
-
-
-def _read_info(state: dict[str, Any]) -> Optional[CheckpointInfo]:
-    """Return what a checkpoint records about its model, None if it does not name it."""
-    args = state.get('args') or {}
-    args = vars(args) if isinstance(args, argparse.Namespace) else dict(args)
-    common = {'epoch': state.get('epoch'), 'metric': state.get('metric'), 'args': args}
-    if KEY in state:
-        names = {entry.name for entry in fields(CheckpointInfo)}
-        info = {name: value for name, value in state[KEY]['info'].items() if name in names}
-        return CheckpointInfo(**{**info, 'class_names': info['class_names'] and tuple(info['class_names'])}, **common)
-    name = state.get('arch') or args.get('model')
-    if not isinstance(name, str):
-        return None
-    in_chans = args['input_size'][0] if args.get('input_size') else args.get('in_chans')
-    kwargs = {'num_classes': args.get('num_classes'), 'global_pool': args.get('gp'), 'in_chans': in_chans}
-    kwargs = {**kwargs, **(args.get('model_kwargs') or {})}
-    return CheckpointInfo(name, {key: value for key, value in kwargs.items() if value is not None}, **common)
-
-
-def _choose_weights(
-        state: dict[str, Any],
-        info: Optional[CheckpointInfo],
-        use_ema: Optional[bool],
-        path: Path,
-) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the weights, and which ones they are: see `CheckpointInfo.weights`."""
-    ema = next((state[key] for key in _EMA_KEYS if state.get(key) is not None), None)
-    if ema is None:
-        kind = 'plain' if info is None else info.weights  # an exported file may contain the EMA weights alone
-        if use_ema and kind != 'ema':
-            raise UsageError(f'Expected EMA weights for --use-ema, but got none in {path}.')
-        if use_ema is False and kind == 'ema':
-            raise UsageError(f'Expected plain weights for --no-ema, but got only EMA weights in {path}.')
-        return state['state_dict'], kind
-    if use_ema is None:  # --model-ema-force-cpu keeps the EMA from being evaluated during training
-        use_ema = not (info is not None and info.args.get('model_ema_force_cpu'))
-    if use_ema:
-        _logger.info(f'Loading the EMA weights of {path} (--no-ema loads the plain weights).')
-        return ema, 'ema'
-    _logger.info(f'Loading the plain weights of {path} (--use-ema loads the EMA weights).')
-    return state['state_dict'], 'plain'
 
 
 def load_weights(model: nn.Module, state_dict: dict[str, torch.Tensor], path: Union[str, Path]) -> None:
@@ -233,8 +45,6 @@ def load_weights(model: nn.Module, state_dict: dict[str, torch.Tensor], path: Un
     model.load_state_dict(state_dict)
 
 
-# Models
-
 def load_checkpoint(
         path: Union[str, Path],
         use_ema: Optional[bool] = None,
@@ -247,7 +57,8 @@ def load_checkpoint(
 
     Args:
         path: Folder of a run, whose best checkpoint is loaded; checkpoint of this package, also one exported as
-            safetensors; or checkpoint of timm that names its model.
+            safetensors or ONNX; published model, 'hf-hub:USER/NAME' or 'local-dir:FOLDER'; or checkpoint of timm that
+            names its model.
         use_ema: True for the EMA weights, False for the plain ones, None for those that the best metric was measured
             with: the EMA weights if the checkpoint has them.
         **overrides: Options of `load_model` and arguments of `create_model` that replace those of the checkpoint, such
@@ -287,11 +98,14 @@ def load_model(
     size = (img_size, img_size) if isinstance(img_size, int) else img_size and tuple(img_size)
     overrides = {name: value for name, value in model_kwargs.items() if value is not None}
     saved, values, weights = None, None, 'pretrained'
+    path, model_name = _locate(path, model_name)
     if path:
         path = best_checkpoint(path)
+        if path.suffix == '.onnx':
+            return load_onnx(path, use_ema, {**overrides, 'img_size': size, **(data_config or {})})
         state = read_checkpoint(path)
-        saved = _read_info(state)
-        values, weights = _choose_weights(state, saved, use_ema, path)
+        saved = read_info(state, path)
+        values, weights = choose_weights(state, saved, use_ema, path)
     elif use_ema is not None:
         raise UsageError('Expected a checkpoint with --use-ema or --no-ema, but got none.')
     elif not model_name:
@@ -302,7 +116,7 @@ def load_model(
     elif saved is None or model_name not in (None, saved.model_name):
         if model_name is None:
             raise UsageError(f'Expected --model, as {path} does not contain the name of its model.')
-        saved = CheckpointInfo(model_name)
+        saved = CheckpointInfo(model_name, multi_label=values is not None)  # timm's own weights are single-label
     options = {**saved.model_kwargs, **overrides}
     if not is_ours:
         options = _complete(saved, options, size, values)
@@ -316,6 +130,9 @@ def load_model(
         load_weights(model, values, path)
     model.eval()
     options['num_classes'] = model.num_classes
+    cfg = get_pretrained_cfg(saved.model_name)
+    if not is_ours and cfg is not None and cfg.num_classes == model.num_classes:
+        saved = replace(saved, multi_label=False)  # weights of timm in a file
     config = saved.data_config
     if not is_ours:
         settings = {name: saved.args.get(name) for name in _DATA_ARGS}
@@ -332,6 +149,14 @@ def load_model(
     if hasattr(model, 'set_input_size') and trained_size != config['input_size'][1:]:
         options['img_size'] = config['input_size'][1:]
     return model, replace(saved, model_kwargs=options, data_config=config, weights=weights)
+
+
+def _locate(path: Union[str, Path], model_name: Optional[str]) -> tuple[Union[str, Path], Optional[str]]:
+    """Return the file of a model that this package published, or the name of one that timm loads by itself."""
+    published = published_weights(path or model_name or '')
+    if published is not None:
+        return published, None
+    return ('', str(path)) if str(path).startswith(_SOURCES) else (path, model_name)
 
 
 def _check_agrees(info: CheckpointInfo, model_name: Optional[str], num_classes: Optional[int], path: Path) -> None:
@@ -437,7 +262,7 @@ def load_from_flags(
         'img_size': tuple(args.input_size[1:]) if args.input_size else args.img_size,
         **getattr(args, 'model_kwargs', {}),
     }
-    return load_model(
+    model, info = load_model(
         args.checkpoint,
         model_name=args.model if given is None or 'model' in given else None,
         use_ema=ema_flag(args),
@@ -445,6 +270,7 @@ def load_from_flags(
         **options,
         **model_kwargs,
     )
+    return model, replace(info, image_mode=args.input_img_mode or info.image_mode)
 
 
 def transform_model(model: nn.Module, info: CheckpointInfo, reparam: bool, test_pool: bool) -> nn.Module:

@@ -21,9 +21,17 @@ from ..models import (
     prior_bias,
 )
 from .engine import Step
-from .factory import is_multi_label
-from .load import CheckpointInfo, read_tensors, set_image_size
+from .factory import image_mode, is_multi_label
+from .load import set_image_size
 from .machine import set_seed
+from .read import (
+    CheckpointInfo,
+    best_checkpoint,
+    published_weights,
+    read_checkpoint,
+    read_info,
+    read_tensors,
+)
 
 
 def create_model_and_info(
@@ -38,6 +46,7 @@ def create_model_and_info(
         dataset: Training set, which determines the classes.
         step: Device and type of the weights.
     """
+    use_published(args)
     multi_label = is_multi_label(dataset)
     set_seed(mix_seeds(args.seed))  # equal weights in all processes
     model, model_kwargs = build_model(args, count_classes(args, dataset))
@@ -52,8 +61,33 @@ def create_model_and_info(
     if args.distributed and args.sync_bn:
         model = convert_sync_batchnorm(model)
     class_names = getattr(dataset, 'class_names', None)
-    info = CheckpointInfo(args.model, model_kwargs, data_config, class_names and tuple(class_names), multi_label)
+    info = CheckpointInfo(
+        args.model, model_kwargs, data_config, class_names and tuple(class_names), multi_label,
+        image_mode=image_mode(args, model_kwargs['in_chans']))
     return model, info
+
+
+def use_published(args: argparse.Namespace) -> None:
+    """ Replace --model hf-hub:USER/NAME by the architecture, weights and images of a model of `timm-splicemix push`.
+
+    timm loads other models of the Hugging Face Hub by itself. Flags of the user win.
+    """
+    path = published_weights(args.model)
+    if path is None:
+        return
+    info = read_info(read_checkpoint(path), path)
+    own = dict(info.model_kwargs)
+    own.pop('num_classes', None)
+    own.pop('img_size', None)
+    args.model, args.gp = info.model_name, args.gp or own.pop('global_pool', None)
+    if args.pretrained and not args.pretrained_path:
+        args.pretrained_path = str(path)
+    if not (args.input_size or args.img_size or args.in_chans):
+        args.input_size = list(info.data_config['input_size'])
+    for name in ('mean', 'std', 'interpolation', 'crop_pct', 'crop_mode'):
+        setattr(args, name, getattr(args, name) or info.data_config[name])
+    args.model_kwargs = {**{name: own[name] for name in own if name not in ('in_chans', 'global_pool')},
+                         **args.model_kwargs}
 
 
 def count_classes(args: argparse.Namespace, dataset: torch.utils.data.Dataset) -> Optional[int]:
@@ -74,20 +108,22 @@ def build_model(args: argparse.Namespace, num_classes: Optional[int]) -> tuple[n
     if size and cfg is not None and cfg.fixed_input_size and size != tuple(cfg.input_size[1:]):
         kwargs.setdefault('img_size', size)
     weights = {}
-    for path in filter(None, (args.pretrained_path, args.initial_checkpoint)):
+    pretrained, initial = (
+        str(best_checkpoint(path)) if path else '' for path in (args.pretrained_path, args.initial_checkpoint))
+    for path in filter(None, (pretrained, initial)):
         read_tensors(path)  # raises a clear error for a file that timm cannot read
-    if args.pretrained_path:  # -1: the classifier is not loaded
-        weights['pretrained_cfg_overlay'] = {'file': args.pretrained_path, 'num_classes': -1}
+    if pretrained:  # -1: the classifier is not loaded
+        weights['pretrained_cfg_overlay'] = {'file': pretrained, 'num_classes': -1}
     try:
         model = create_model(
             args.model, pretrained=args.pretrained, drop_rate=args.drop, drop_path_rate=args.drop_path,
             drop_block_rate=args.drop_block, bn_momentum=args.bn_momentum, bn_eps=args.bn_eps,
-            checkpoint_path=args.initial_checkpoint, **weights, **kwargs)
+            checkpoint_path=initial, **weights, **kwargs)
     except (AssertionError, FileNotFoundError, RuntimeError, TypeError) as error:  # raised by timm for bad arguments
         reason = ' '.join((str(error) or repr(error)).split())
         raise UsageError(f"Cannot create model '{args.model}' with these flags: {reason[:300]}") from error
-    if args.pretrained_path:
-        check_weights_arrived(model, args.pretrained_path)
+    if pretrained:
+        check_weights_arrived(model, pretrained)
     if num_classes not in (None, model.num_classes):
         raise UsageError(f'Expected a model of {num_classes} classes, but got one of {model.num_classes}.')
     kwargs.update(num_classes=model.num_classes)

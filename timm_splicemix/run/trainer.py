@@ -23,13 +23,14 @@ from ..task import SpliceMixTask
 from .checkpoint import RunSaver, check_same_model
 from .engine import Epoch, Hooks, Step, StopTraining, evaluate, loader_length, train_one_epoch
 from .factory import create_meter, wrap_task
-from .load import CheckpointInfo, load_weights
+from .load import load_weights
 from .lock import FolderLock
 from .machine import broadcast_flag, set_seed
 from .model import set_training
 from .optimizer import create_scheduler, load_optimizer, load_scheduler_state, resume_scheduler, scheduler_state
 from .progress import FiniteCheck, LossMeter
 from .ranks import gather_states, get_buffers, load_buffers
+from .read import CheckpointInfo
 from .recovery import Recovery
 from .signals import StopRequest
 from .tracking import Tracker, open_output_folder, write_settings
