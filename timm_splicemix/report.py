@@ -9,6 +9,10 @@ each class (validate.py), curves, mixed batches and settings (train.py), and tab
 a checkpoint in one of the runs are shown with that run. Nothing is evaluated again; a run without results of
 validate.py shows the metrics of its best epoch. By default report.html is written to the folder, or to the common
 parent of several folders.
+
+Results of validate.py are also shown as pictures: the most confident false positives and false negatives of each class,
+which are often wrong labels, and a random sample. They can be filtered by class, kind and text in the page. If the
+images were moved since the evaluation, give their folder by --images.
 """
 import argparse
 import math
@@ -18,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
+from .analysis.mistakes import Evaluated, Limits, collect_mistakes
 from .analysis.page import Chart, Line, Picture, Table, render_page
 from .args import CommandParser, command
 from .args.types import at_least
@@ -51,6 +56,22 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument(
         '--batches', type=at_least(0), default=2, metavar='N',
         help='pictures of mixed batches of each run, see train.py --save-images (default: %(default)s)')
+    group = parser.add_argument_group('Mistakes')
+    group.add_argument(
+        '--mistakes', type=at_least(0), default=6, metavar='N',
+        help='false positives, and false negatives, of each class and result (default: %(default)s)')
+    group.add_argument(
+        '--sample', type=at_least(0), default=24, metavar='N',
+        help='random images of each result (default: %(default)s)')
+    group.add_argument(
+        '--max-pictures', type=at_least(0), default=1000, metavar='N',
+        help='different images in the page, about 8 KB each (default: %(default)s)')
+    group.add_argument(
+        '--thumbnail-size', type=at_least(16), default=160, metavar='PIXELS',
+        help='largest width and height of these pictures (default: %(default)s)')
+    group.add_argument(
+        '--images', metavar='DIR',
+        help='folder of the images or of their data set (default: the one that validate.py read)')
     parser.add_argument('--title', default='Report', help='title of the page (default: %(default)s)')
     parser.add_argument('--output', metavar='FILE', help='file to write (default: report.html in the folder)')
     return parser.parse_args(argv)
@@ -295,6 +316,32 @@ def _short(cell: str) -> str:
     return f'{number:.2f}' if abs(number) >= 1 else f'{number:.3g}'
 
 
+def mistake_blocks(folders: Sequence[Folder], limits: Limits, images: Optional[Path] = None) -> Blocks:
+    """Show the mistakes of results with scores, with pictures from `images` or from where they were evaluated."""
+    if not limits.per_class and not limits.sample:
+        return []
+    evaluated = []
+    for folder in folders:
+        for result in folder.results:
+            if result.scores is not None:
+                places = [images] if images else image_folders(result, folder.settings)
+                evaluated.append(Evaluated(result, places))
+    if not evaluated:
+        return []
+    mistakes = collect_mistakes(evaluated, limits)
+    return [*(('note', note) for note in mistakes.notes), ('mistakes', mistakes.data)]
+
+
+def image_folders(result: Result, settings: dict[str, Any]) -> list[Path]:
+    """Return the folder of the evaluated images or, if an old results.json lacks it, the run's folder of the data."""
+    if 'image_folder' in result.content:
+        folder = result.content['image_folder']
+    else:
+        same = settings.get('dataset') == result.content.get('dataset')
+        folder = settings.get('data_dir') if same else None
+    return [Path(str(folder))] if folder else []
+
+
 def setting_blocks(runs: Sequence[Folder]) -> Blocks:
     """Show the main settings and those that differ, then all settings and the environment at a click."""
     if not runs:
@@ -313,14 +360,29 @@ def setting_blocks(runs: Sequence[Folder]) -> Blocks:
     return [*blocks, table(names, 'environment', 'Command and versions')] if names else blocks
 
 
-def build_report(folders: Sequence[Folder], title: str = 'Report', batches: int = 2) -> str:
-    """Build the HTML page, with this number of pictures of mixed batches of each run."""
+def build_report(
+        folders: Sequence[Folder],
+        title: str = 'Report',
+        batches: int = 2,
+        limits: Optional[Limits] = None,
+        images: Optional[Path] = None,
+) -> str:
+    """ Build the HTML page.
+
+    Args:
+        folders: What to show.
+        title: Title of the page.
+        batches: Number of pictures of mixed batches of each run.
+        limits: How many mistakes to show, None for the defaults.
+        images: Folder of the evaluated images, None for where they were.
+    """
     runs = [folder for folder in folders if folder.is_run]
     results = [result for folder in folders for result in folder.results or best_epoch(folder)]
     return render_page(title, [folder.name for folder in folders], {
         'Metrics': metric_blocks(results),
         'Curves': curve_blocks([run for run in runs if run.epochs]),
         'AP of each class': class_blocks(results),
+        'Mistakes': mistake_blocks(folders, limits or Limits(), images),
         'Mixed batches': batch_blocks(folders, batches),
         'Analyses': [block for folder in folders for block in analysis_blocks(folder)],
         'Settings': setting_blocks([run for run in runs if run.settings]),
@@ -336,7 +398,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             raise UsageError(f'Expected folders of runs, but got {path}, which is not a folder.')
     resolved = [path.resolve() for path in paths]
     folders = [read_folder(path, name, resolved) for path, name in zip(paths, short_names(paths))]
-    page = build_report(join_results(folders), args.title, args.batches)
+    if args.images and not Path(args.images).is_dir():
+        raise UsageError(f'Expected a folder of images for --images, but got {args.images}, which is not a folder.')
+    limits = Limits(args.mistakes, args.sample, args.max_pictures, args.thumbnail_size)
+    page = build_report(
+        join_results(folders), args.title, args.batches, limits, Path(args.images) if args.images else None)
     output = Path(args.output) if args.output else Path(os.path.commonpath(resolved)) / 'report.html'
     if output.is_dir():
         raise UsageError(f'Expected a file name for --output, such as report.html, but got the folder {output}.')

@@ -1,9 +1,11 @@
-""" The HTML page of a report, a single file without scripts and without links to other files
+""" The HTML page of a report, a single file without links to other files
 
 A section of the page is a list of blocks: ('heading', text), ('note', text), ('table', Table), ('picture', Picture),
-('pictures', list of Picture), ('key', names of lines in the order of their colours) or ('charts', list of Chart).
+('pictures', list of Picture), ('key', names of lines in the order of their colours), ('charts', list of Chart) or, once
+in a page, ('mistakes', data of the script mistakes.js). Only this block has a script, which is allowed by its hash.
 """
 import base64
+import hashlib
 import io
 import math
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import Any, Optional, Sequence
 import jinja2
 from PIL import Image
 
-from ..draw import BAR, COLORS
+from ..draw import COLORS
 from ..errors import UsageError
 from ..files import read_bytes
 
@@ -128,5 +130,9 @@ def render_page(title: str, names: Sequence[str], sections: dict[str, Sequence[t
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     sections = {name: blocks for name, blocks in sections.items() if blocks}
+    has_script = any(kind == 'mistakes' for blocks in sections.values() for kind, _ in blocks)
+    script = environment.loader.get_source(environment, 'mistakes.js')[0] if has_script else ''
+    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = environment.get_template('report.html')
-    return template.render(title=title, names=names, sections=sections, colors=COLORS, bar_color=BAR) + '\n'
+    return template.render(
+        title=title, names=names, sections=sections, colors=COLORS, script=script, script_hash=script_hash) + '\n'

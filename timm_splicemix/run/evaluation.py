@@ -309,6 +309,7 @@ class Evaluator:
         tuned = self.thresholds if isinstance(self.thresholds, Thresholds) else None
         present = (scores.targets == 1).any(dim=0).tolist()
         return {
+            'image_folder': self.dataset.reader.image_folder,
             'definitions': str(preset),
             'threshold': list(preset.threshold) if isinstance(preset.threshold, tuple) else preset.threshold,
             'thresholds_tuned_on': tuned and f'{tuned.dataset} {tuned.split}'.strip(),

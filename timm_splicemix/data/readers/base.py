@@ -55,6 +55,11 @@ class MultiLabelReader(Reader):
     def __getitem__(self, index: int) -> tuple[BinaryIO, torch.Tensor]:
         return open_regular(self.paths[index]), self.targets[index].float()
 
+    @property
+    def image_folder(self) -> Optional[str]:
+        """Folder that file names are relative to; None if the images are not files."""
+        return os.path.abspath(self.root)
+
     def select_classes(self, columns: Sequence[int], class_names: Sequence[str]) -> None:
         """ Replace the classes.
 

@@ -71,6 +71,8 @@ class ReaderHfdsMultiLabel(MultiLabelReader):
         target = self.targets[index].float()
         return io.BytesIO(image['bytes']) if image['bytes'] else open_regular(image['path']), target
 
+    image_folder = None  # the images may be in the data set
+
     def locations(self) -> list[str]:
         # Splits repeat the names of images.
         where = ' '.join([str(self.dataset.split), *(file['filename'] for file in self.dataset.cache_files)])

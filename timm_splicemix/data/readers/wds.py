@@ -110,6 +110,8 @@ class ReaderWds(MultiLabelReader):
     def epoch_order(self, seed: int, epoch: int) -> torch.Tensor:
         return torch.from_numpy(shuffle_shards(self._counts, self.shuffle_size, seed, epoch))
 
+    image_folder = None  # the images are in shards
+
     def locations(self) -> list[str]:
         shards = map(os.path.abspath, self.shards)
         return [f'{shard}:{row}' for shard, count in zip(shards, self._counts) for row in range(count)]
