@@ -9,8 +9,11 @@ from .add_gcn import ADDGCN
 from .base import SIDE_INPUTS, Head
 from .csra import CSRA
 from .dsdl import DSDL
+from .ml_decoder import MLDecoder
 from .ml_gcn import MLGCN
+from .q2l import Q2L
 from .ssgrl import SSGRL
+from .tdrg import TDRG
 
 __all__ = [
     'ADDGCN',
@@ -18,9 +21,12 @@ __all__ = [
     'DSDL',
     'HEADS',
     'MLGCN',
+    'Q2L',
     'SIDE_INPUTS',
     'SSGRL',
+    'TDRG',
     'Head',
+    'MLDecoder',
     'create_head',
     'head_class',
     'head_options',
@@ -30,9 +36,12 @@ __all__ = [
 
 HEADS: dict[str, type[Head]] = {
     'csra': CSRA,
+    'ml-decoder': MLDecoder,
+    'q2l': Q2L,
     'ml-gcn': MLGCN,
     'ssgrl': SSGRL,
     'add-gcn': ADDGCN,
+    'tdrg': TDRG,
     'dsdl': DSDL,
 }
 

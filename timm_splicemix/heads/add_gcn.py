@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .base import Head, PerClassLinear, batch_norm, check_counts, uniform_parameter
+from .graph import shared_and_own
 
 
 class ADDGCN(Head):
@@ -58,15 +59,3 @@ class ADDGCN(Head):
     def forward_cells(self, maps: torch.Tensor, weights: None = None) -> torch.Tensor:
         scores, graph = self.branches(maps, update_stats=False)
         return (scores + graph) / 2
-
-
-def shared_and_own(layer: nn.Linear, shared: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """ Apply a layer to the concatenation of a vector per image and the vectors of all classes, without repeating it.
-
-    Args:
-        layer: Its first inputs are those of the vector of the image.
-        shared: (B, S) vectors of images.
-        own: (B, num_classes, D) vectors of classes.
-    """
-    split = shared.shape[1]
-    return F.linear(shared, layer.weight[:, :split])[:, None] + F.linear(own, layer.weight[:, split:], layer.bias)

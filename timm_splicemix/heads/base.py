@@ -106,6 +106,8 @@ class Head(nn.Module):
         Returns:
             Logits (N, num_classes).
         """
+        if not self.supports_cells:
+            raise UsageError(f'{type(self).__name__} cannot predict cells: {self.cells_reason}.')
         return self._logits(maps, weights)
 
     def _logits(self, maps: Maps, weights: Optional[torch.Tensor]) -> torch.Tensor:

@@ -1,5 +1,7 @@
-""" Matrices from the co-occurrence of labels """
+""" Graphs of labels: matrices from their co-occurrence, and matrices of an image """
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 
 def conditional_probabilities(label_counts: torch.Tensor, joint_counts: torch.Tensor) -> torch.Tensor:
@@ -43,3 +45,15 @@ def normalized_adjacency(matrix: torch.Tensor) -> torch.Tensor:
     """
     scale = matrix.sum(dim=1) ** -0.5
     return scale[:, None] * matrix.T * scale[None, :]
+
+
+def shared_and_own(layer: nn.Linear, shared: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """ Apply a layer to the concatenation of a vector per image and the vectors of all classes, without repeating it.
+
+    Args:
+        layer: Its first inputs are those of the vector of the image.
+        shared: (B, S) vectors of images.
+        own: (B, num_classes, D) vectors of classes.
+    """
+    split = shared.shape[1]
+    return F.linear(shared, layer.weight[:, :split])[:, None] + F.linear(own, layer.weight[:, split:], layer.bias)
