@@ -225,3 +225,21 @@ def test_batch_norm_uses_running_statistics_for_cells_and_single_images():
 def test_a_head_without_auxiliary_losses_adds_none():
     loss = torch.tensor(2.)
     assert Head(8, 4).losses(loss, {}, lambda logits: loss) == (loss, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', NAMES)
+def test_onnx_files_give_the_same_logits_for_any_batch(name, tmp_path):
+    onnxruntime = pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    head, two, three = make_head(name).eval(), make_maps(name, batch=2), make_maps(name, batch=3)
+    head.fold_class_weights()
+    rows = {0: torch.export.Dim('batch', min=1)}
+    names = ['middle', 'last'] if isinstance(two, tuple) else ['last']
+    torch.onnx.export(
+        head, (two,), str(tmp_path / 'head.onnx'), input_names=names, dynamo=True, external_data=False,
+        dynamic_shapes=((rows, rows),) if isinstance(two, tuple) else (rows,))
+    session = onnxruntime.InferenceSession(str(tmp_path / 'head.onnx'), providers=['CPUExecutionProvider'])
+    maps = three if isinstance(three, tuple) else (three,)
+    found = session.run(None, {name: value.numpy() for name, value in zip(names, maps)})[0]
+    torch.testing.assert_close(torch.from_numpy(found), head(three), rtol=1e-4, atol=1e-4)
