@@ -16,7 +16,7 @@ MAY_IMPORT = {
     '__init__': {'args', 'data', 'heads', 'loss', 'metrics', 'mix', 'models', 'run', 'task'},
     'errors': set(), 'files': set(), 'mix': set(), 'loss': set(), 'metrics': set(), 'data': set(),
     'heads': set(), 'models': {'heads'},
-    'task': {'mix', 'loss', 'models'}, 'draw': {'mix'}, 'results': set(),
+    'task': {'mix', 'loss', 'models'}, 'fonts': set(), 'draw': {'fonts', 'mix'}, 'results': set(),
     'args': {'data', 'heads', 'loss', 'metrics', 'mix'},
     'run': {'args', 'data', 'draw', 'heads', 'loss', 'metrics', 'mix', 'models', 'results', 'task'},
     'cli': set(),  # imports commands, by name

@@ -1,5 +1,6 @@
 """ Pictures: batches and predictions by PIL, curves and bars by matplotlib """
 import logging
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Optional, Sequence, Union
@@ -9,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from .errors import UsageError
 from .files import atomic_write, printable
+from .fonts import Typeface, drawn_characters, find_fonts, font_characters
 from .mix import Plan, SpliceRecord
 
 _logger = logging.getLogger(__name__)
@@ -48,9 +50,37 @@ def save_figure(figure: Any, path: Union[str, Path]) -> None:
     """Write a matplotlib figure in the format of its suffix, and close it."""
     if Path(path).suffix.lower().lstrip('.') not in figure.canvas.get_supported_filetypes():
         raise UsageError(f"Expected a file name that ends in a format for plots, such as .png, but got '{path}'.")
-    with atomic_write(path) as temporary:
+    _set_fonts(figure)
+    with atomic_write(path) as temporary, warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'Glyph .* missing', UserWarning)  # logged by find_fonts
         figure.savefig(temporary, dpi=110)
     load_pyplot().close(figure)
+
+
+def _set_fonts(figure: Any) -> None:
+    """Add installed fonts to the texts of a figure that have characters which matplotlib's font lacks."""
+    from matplotlib import font_manager
+    from matplotlib.text import Text
+    has = font_characters(Path(font_manager.findfont(font_manager.FontProperties())))
+    lacking = {
+        text: {character for character in drawn_characters([text.get_text()]) if not has(character)}
+        for text in figure.findobj(Text)}
+    fonts = find_fonts(set().union(*lacking.values())).files
+    names = {entry.fname: entry.name for entry in font_manager.fontManager.ttflist}
+    for path in map(str, fonts):
+        if path not in names:
+            font_manager.fontManager.addfont(path)
+            names[path] = font_manager.fontManager.ttflist[-1].name
+    families = [names[str(path)] for path in fonts]
+    for text, characters in lacking.items():
+        if characters:
+            text.set_fontfamily([*text.get_fontfamily(), *families])
+
+
+def plot_text(text: str) -> str:
+    """Escape control characters and what matplotlib treats specially: dollars, and a leading underscore in legends."""
+    text = printable(text).replace('$', r'\$')
+    return f'\u200b{text}' if text.startswith('_') else text
 
 
 def describe_target(target: torch.Tensor, class_names: Sequence[str]) -> str:
@@ -90,7 +120,8 @@ def draw_batch(
     _, _, height, width = images.shape
     columns = columns or max(1, round((len(images) * height / width) ** 0.5))
     columns = min(columns, max(1, len(images)))
-    font, small, bold = (ImageFont.load_default(size=size) for size in (11, 10, 14))
+    font, bold = Typeface(11, class_names), Typeface(14, [title])
+    small = ImageFont.load_default(size=10)
     num_kept = len(plan.kept)
     cells = plan.cells()
     texts = [
@@ -107,7 +138,8 @@ def draw_batch(
     top = 12 + 18 * len(title_lines)
     sheet = Image.new('RGB', (sheet_width, top + sum(heights) + _MARGIN * len(rows)), PAPER)
     draw = ImageDraw.Draw(sheet)
-    draw.text((_MARGIN, 8), '\n'.join(title_lines), fill=INK, font=bold)
+    for number, line in enumerate(title_lines):
+        bold.draw(draw, (_MARGIN, 8 + 18 * number), line, INK)
     for row, row_height in zip(rows, heights):
         for column, index in enumerate(row):
             left = _MARGIN + column * (width + _MARGIN)
@@ -117,7 +149,7 @@ def draw_batch(
             outline = _REGULAR if index < num_kept else _MIXED
             draw.rectangle((left - 1, top - 1, left + width, top + height), outline=outline)
             for number, text in enumerate(texts[index]):
-                draw.text((left, top + height + 2 + _LINE * number), text, fill=INK, font=font)
+                font.draw(draw, (left, top + height + 2 + _LINE * number), text, INK)
         top += row_height + _MARGIN
     return sheet
 
@@ -146,14 +178,19 @@ def _draw_cells(
             draw.text((x0 + 3, y0 + 1), text, fill=PALE if dropped else INK, font=font)
 
 
-def _wrap(text: str, width: int, font: ImageFont.ImageFont) -> list[str]:
-    """Break text into lines of at most `width` pixels."""
+def _wrap(text: str, width: int, font: Typeface) -> list[str]:
+    """Break text into lines of at most `width` pixels, between words if possible."""
     lines, current = [], ''
     for word in text.split():
         longer = f'{current} {word}'.strip()
         if current and font.getlength(longer) > width:
             lines.append(current)
             longer = word
+        while len(longer) > 1 and font.getlength(longer) > width:
+            fitting = (end for end in range(len(longer) - 1, 1, -1) if font.getlength(longer[:end]) <= width)
+            end = next(fitting, 1)
+            lines.append(longer[:end])
+            longer = longer[end:]
         current = longer
     return lines + [current]
 
@@ -230,7 +267,8 @@ def draw_predictions(
         columns: Images per row, None for about a square.
     """
     columns = min(columns or max(1, round(len(cards) ** 0.5)), len(cards))
-    font, bold = ImageFont.load_default(size=11), ImageFont.load_default(size=12)
+    font = Typeface(11, (name for _, _, labels in cards for name in labels))
+    bold = Typeface(12, (title for _, title, _ in cards))
     rows = [cards[start:start + columns] for start in range(0, len(cards), columns)]
     heights = [size + 22 + _LINE * max(max(1, len(labels)) for _, _, labels in row) for row in rows]
     sheet = Image.new(
@@ -242,18 +280,18 @@ def draw_predictions(
             left = _MARGIN + column * (size + _MARGIN)
             draw.rectangle((left - 1, top - 1, left + size, top + size), outline=_REGULAR)
             sheet.paste(image, (left + (size - image.width) // 2, top + (size - image.height) // 2))
-            draw.text((left, top + size + 3), _shorten(title, size, bold), fill=INK, font=bold)
+            bold.draw(draw, (left, top + size + 3), _shorten(title, size, bold), INK)
             for number, (name, value) in enumerate(labels.items()):
                 y = top + size + 20 + _LINE * number
                 draw.rectangle((left, y, left + round((size - 1) * value), y + _LINE - 3), fill=BAR)
-                draw.text((left + 2, y), _shorten(f'{value:.2f} {name}', size - 4, font), fill=INK, font=font)
+                font.draw(draw, (left + 2, y), _shorten(f'{value:.2f} {name}', size - 4, font), INK)
             if not labels:
-                draw.text((left, top + size + 20), 'nothing', fill=PALE, font=font)
+                font.draw(draw, (left, top + size + 20), 'nothing', PALE)
         top += height + _MARGIN
     return sheet
 
 
-def _shorten(text: str, width: int, font: ImageFont.ImageFont) -> str:
+def _shorten(text: str, width: int, font: Typeface) -> str:
     """Cut text to at most `width` pixels."""
     if font.getlength(text) <= width:
         return text
@@ -282,9 +320,9 @@ def draw_classes(rows: Sequence[dict[str, Any]], result: dict[str, Any], path: U
     mean = result['metrics']['mAP']
     axes.axvline(mean, color=COLORS[1], linewidth=1, label=f'mAP {mean:.2f}')
     axes.set(
-        yticks=places, yticklabels=[printable(row['class']) for row in rows], xlim=(0, 112),
+        yticks=places, yticklabels=[plot_text(row['class']) for row in rows], xlim=(0, 112),
         xlabel='AP in %, number of positives',
-        title=f'{result["model"]}, {result["dataset"]} {result["split"]}, {result["num_images"]:,} images')
+        title=plot_text(f'{result["model"]}, {result["dataset"]} {result["split"]}, {result["num_images"]:,} images'))
     axes.tick_params(axis='y', labelsize=8 if len(rows) <= 40 else 6)
     axes.invert_yaxis()
     axes.margins(y=0.01)
@@ -307,7 +345,7 @@ def draw_sizes(curves: dict[str, Sequence[dict[str, Any]]], path: Union[str, Pat
     ticks = sorted({row['size'] for rows in curves.values() for row in rows})
     for name, rows in curves.items():
         rows = sorted(rows, key=lambda row: row['size'])
-        axes.plot([row['size'] for row in rows], [row[metric] for row in rows], marker='o', label=name)
+        axes.plot([row['size'] for row in rows], [row[metric] for row in rows], marker='o', label=plot_text(name))
     for size in {row['size'] for rows in curves.values() for row in rows if row['trained']}:
         axes.axvline(size, color=PALE, linestyle='--', linewidth=1, label=f'trained at {size}')
     axes.set_xscale('log', base=2)
@@ -335,10 +373,10 @@ def draw_statistics(counts: torch.Tensor, labels: torch.Tensor, class_names: Seq
     if pyplot is None:
         return None
     order = counts.diagonal().argsort(descending=True, stable=True)
-    names = [printable(class_names[index]) for index in order.tolist()]
+    names = [plot_text(class_names[index]) for index in order.tolist()]
     figure, (left, middle, right) = pyplot.subplots(
         1, 3, figsize=(15, max(4., 0.16 * len(names) + 1.5)), width_ratios=(4, 2, 4), layout='constrained')
-    figure.suptitle(title)
+    figure.suptitle(plot_text(title))
     left.barh(range(len(names)), counts.diagonal()[order].tolist())
     left.set(yticks=range(len(names)), yticklabels=names, xlabel='images', title='images per class')
     left.invert_yaxis()

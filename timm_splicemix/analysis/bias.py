@@ -26,7 +26,7 @@ import torch
 
 from ..args import command
 from ..args.types import at_least, probability
-from ..draw import COLORS, load_pyplot, save_figure
+from ..draw import COLORS, load_pyplot, plot_text, save_figure
 from ..errors import UsageError
 from ..files import format_table, printable, read_csv, read_json, read_text
 from ..metrics import average_precision
@@ -324,9 +324,9 @@ def draw_bias(rows: Sequence[dict[str, Any]], summary: Sequence[dict[str, Any]],
             axes.scatter([row[f'{name} {kind}'] for row in rows], places, color=color, s=24, alpha=0.85, zorder=3)
             axes.axvline(
                 result[kind], color=color, linestyle='--', linewidth=1,
-                label=f'{name}: mean {result[EXCLUSIVE]:.2f} exclusive, {result[CO_OCCUR]:.2f} co-occur')
+                label=f'{plot_text(name)}: mean {result[EXCLUSIVE]:.2f} exclusive, {result[CO_OCCUR]:.2f} co-occur')
         axes.set(title=kind, xlabel='AP in %')
-        axes.set_yticks(places, [f'{row["class"]} - {row["context"]}' for row in rows], fontsize=8)
+        axes.set_yticks(places, [plot_text(f'{row["class"]} - {row["context"]}') for row in rows], fontsize=8)
         axes.grid(alpha=0.3)
     panels[0].invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc='outside lower center', fontsize='small')

@@ -23,7 +23,7 @@ from torch import nn
 
 from ..args import command
 from ..data import create_transform, decode_image
-from ..draw import load_pyplot, save_figure
+from ..draw import load_pyplot, plot_text, save_figure
 from ..errors import UsageError
 from ..files import format_table, read_bytes
 from ..models import FeatureMap
@@ -226,8 +226,8 @@ def to_heat(logits: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def _fit(text: str, length: int = 28) -> str:
-    """Cut a long text at its start, and escape dollars, which start a formula in matplotlib."""
-    return (text if len(text) <= length else f'...{text[3 - length:]}').replace('$', r'\$')
+    """Cut a long text at its start."""
+    return plot_text(text if len(text) <= length else f'...{text[3 - length:]}')
 
 
 @command

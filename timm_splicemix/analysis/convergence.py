@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Optional, Sequence
 
 from ..args import command
-from ..draw import COLORS, load_pyplot, save_figure
+from ..draw import COLORS, load_pyplot, plot_text, save_figure
 from ..files import format_table
 from .common import Run, create_parser, read_runs, write_analysis
 
@@ -61,7 +61,7 @@ def draw_convergence(runs: Sequence[Run], metric: str, loss: str, path: Path) ->
         for number, run in enumerate(runs):
             values = run.column(column)
             axes.plot(
-                list(values), list(values.values()), color=COLORS[number % len(COLORS)], label=run.name,
+                list(values), list(values.values()), color=COLORS[number % len(COLORS)], label=plot_text(run.name),
                 linestyle=('-', '--', ':')[number // len(COLORS) % 3], marker='o' if len(values) < 15 else None)
         axes.set(title=column, xlabel='epoch')
         axes.xaxis.get_major_locator().set_params(integer=True)

@@ -18,7 +18,7 @@ import numpy as np
 from ..args import command
 from ..args.types import at_least
 from ..data import MultiLabelDataset, create_dataset
-from ..draw import COLORS, INK, load_pyplot, save_figure
+from ..draw import COLORS, INK, load_pyplot, plot_text, save_figure
 from ..errors import UsageError
 from ..files import format_table
 from ..results import CLASSES, Result
@@ -112,11 +112,11 @@ def draw_gains(rows: Sequence[dict[str, Any]], names: Sequence[str], path: Path)
                 average, places[0] - 0.5, places[-1] + 0.5, color=color, linestyle='--',
                 label=f'{len(places)} {group}: mean {average:+.2f}')
         axes.axhline(0, color=INK, linewidth=0.8)
-        axes.set(title=name, ylabel='AP gain')
+        axes.set(title=plot_text(name), ylabel='AP gain')
         axes.grid(axis='y', alpha=0.3)
         axes.margins(y=0.25)  # room for the legend
         axes.legend(loc='upper right', fontsize='small', ncols=2)
-    panels[-1, 0].set_xticks(range(len(shown)), [row['class'] for row in shown], rotation=90, fontsize=8)
+    panels[-1, 0].set_xticks(range(len(shown)), [plot_text(row['class']) for row in shown], rotation=90, fontsize=8)
     panels[-1, 0].set_xlim(-0.8, len(shown) - 0.2)
     save_figure(figure, path)
 

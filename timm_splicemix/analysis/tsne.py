@@ -20,7 +20,7 @@ from torch import nn
 
 from ..args import command
 from ..args.types import at_least
-from ..draw import INK, load_pyplot, save_figure
+from ..draw import INK, load_pyplot, plot_text, save_figure
 from ..errors import UsageError
 from ..files import format_table, read_json, read_rows
 from ..models import classifier_parameters
@@ -177,24 +177,18 @@ def draw_places(tables: dict[str, Sequence[dict[str, Any]]], path: Path) -> None
         for number, group in enumerate(groups):
             mine = [row for row in rows if row['group'] == group]
             axis.scatter(
-                [row['x'] for row in mine], [row['y'] for row in mine], s=36, label=_plain(group),
+                [row['x'] for row in mine], [row['y'] for row in mine], s=36, label=plot_text(group),
                 color=colors(number % colors.N), marker=MARKERS[number % len(MARKERS)])
         for row in rows:
             axis.annotate(
-                _plain(row['class']), (row['x'], row['y']), xytext=(4, 3), textcoords='offset points', fontsize=7,
+                plot_text(row['class']), (row['x'], row['y']), xytext=(4, 3), textcoords='offset points', fontsize=7,
                 color=INK)
-        axis.set(xticks=[], yticks=[], title=_plain(name))
+        axis.set(xticks=[], yticks=[], title=plot_text(name))
         axis.margins(0.12)
     if len(groups) > 1:
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc='outside lower center', ncols=min(6, len(groups)), fontsize='small')
     save_figure(figure, path)
-
-
-def _plain(text: str) -> str:
-    """Escape what matplotlib treats specially: dollars start a formula, a leading underscore hides a legend entry."""
-    text = text.replace('$', r'\$')
-    return f'\u200b{text}' if text.startswith('_') else text
 
 
 @command
