@@ -1,6 +1,7 @@
 """ `make quickstart` works as described in the README """
 import csv
 import re
+import shlex
 import sys
 
 import pytest
@@ -36,7 +37,7 @@ def test_quickstart_trains_a_model(run, tmp_path):
         assert str(tmp_path / 'run' / name) in text
         assert (tmp_path / 'run' / name).is_file()
     assert 'preview.png' in text
-    command = re.search(r'python (validate\.py .*)', text).group(1).split()
-    validated = run(sys.executable, REPOSITORY / command[0], *command[1:], '--output', tmp_path / 'validate')
+    command = shlex.split(re.search(r'Validate    (.*)', text)[1])
+    validated = run(*command, '--output', tmp_path / 'validate', cwd=tmp_path)
     assert validated.returncode == 0, validated.stderr
     assert f'{best:.2f}' in validated.stdout + validated.stderr

@@ -63,7 +63,7 @@ def test_an_error_saves_the_last_update(
     found = [path.name for path in folder.glob('recovery-*')]
     if workers == '0':
         assert found == [saved]
-    assert f'is saved; resume with: train.py --resume {folder}' in caplog.text
+    assert 'is saved; resume with: ' in caplog.text and f' --resume {folder}' in caplog.text
     assert not (folder / '.lock').exists()
     broken.repair()
     train(images, tmp_path, *FLAGS, '--resume', folder)

@@ -86,7 +86,7 @@ def add_timm_validate_args(parser: argparse.ArgumentParser) -> None:
     They include the flags of `add_dataset_args`: call one or the other.
     """
     add = parser.add_argument_group('Dataset parameters').add_argument
-    _add_source_args(add)
+    add_source_args(add)
     add('--split', default='validation', metavar='NAME',
         help="split to evaluate; 'validation' finds the data set's own name (val2014, test, val)")
     add('--num-samples', type=at_least(1), metavar='N',
@@ -181,7 +181,8 @@ def _add_dataset_args(add: Any) -> None:
     add('--target-key', metavar='NAME', help='column or field of the labels (hfds, wds)')
 
 
-def _add_source_args(add: Any) -> None:
+def add_source_args(add: Any) -> None:
+    """Add the flags that name a data set and say how to read it, by the `add_argument` of a parser or group."""
     add('data', nargs='?', metavar='DIR', help='folder of the data set, same as --data-dir')
     _add_dataset_args(add)
     add('--input-img-mode', metavar='MODE', help='PIL mode to load images in, e.g. RGB or L (default: from --in-chans)')
@@ -224,7 +225,7 @@ def _add_loader_args(add: Any) -> None:
 
 def _add_train_data_args(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group('Dataset parameters').add_argument
-    _add_source_args(add)
+    add_source_args(add)
     add('--train-split', default='train', metavar='NAME', help='split to train on')
     add('--val-split', default='validation', metavar='NAME',
         help="split to evaluate; 'validation' finds the data set's own name (val2014, test, val)")

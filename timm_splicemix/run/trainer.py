@@ -3,7 +3,6 @@ import argparse
 import contextlib
 import logging
 import math
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..task import SpliceMixTask
 from .checkpoint import RunSaver, check_same_model
 from .engine import Epoch, Hooks, Step, StopTraining, evaluate, loader_length, train_one_epoch
 from .factory import create_meter, wrap_task
+from .hints import resume_command, validate_command
 from .load import load_weights
 from .lock import FolderLock
 from .machine import broadcast_flag, set_seed
@@ -225,7 +225,7 @@ class Trainer(Hooks):
             if self.recovery.save_after_error(error):
                 _logger.warning(
                     f'The state after batch {self.recovery.num_done} of epoch {self.epoch} is saved; resume with: '
-                    f'train.py --resume {self.folder}')
+                    f'{resume_command(self.folder)}')
             if self.step.is_primary:
                 with contextlib.suppress(UsageError):  # the first error is the one to report
                     self._draw_curves()
@@ -356,7 +356,7 @@ class Trainer(Hooks):
             self.tracker.close()
             _logger.warning(
                 f'Stopped by {received.name if received else "another process"}. The state is saved; resume with: '
-                f'train.py --resume {self.folder}')
+                f'{resume_command(self.folder)}')
         sys.exit(128 + (received or 15))
 
     def _draw_curves(self, interval: float = 0.) -> None:
@@ -368,17 +368,11 @@ class Trainer(Hooks):
             self._drawn = now, len(rows)
 
     def _log_results(self) -> None:
-        args, best = self.args, self.folder / 'model_best.pth.tar'
+        best = self.folder / 'model_best.pth.tar'
         if self.saver.best_epoch is not None:
             rows = {int(row['epoch']): row for row in self.tracker.rows}
             _logger.info(f'\nBest epoch {self.saver.best_epoch}, by {self._metric_name}:')
             _logger.info(format_epoch(rows.get(self.saver.best_epoch, {})))
         _logger.info(f'\nCheckpoint  {best}\nCurves      {self.folder / "curves.png"}')
-        flags = {
-            '--data-dir': args.data_dir, '--dataset': args.dataset, '--class-map': args.class_map,
-            '--val-ann': args.val_ann, '--split': args.val_split if args.val_split != 'validation' else None,
-            '--metrics': args.metrics if args.metrics != 'paper' else None, '--checkpoint': str(best)}
-        if self.partition is not None:
-            flags.update({'--train-ann': args.train_ann, '--split-file': str(self.folder / PARTITION)})
-        flags = ' '.join(f'{flag} {shlex.quote(value)}' for flag, value in flags.items() if value)
-        _logger.info(f'Validate    python validate.py {flags}')
+        partition = None if self.partition is None else self.folder / PARTITION
+        _logger.info(f'Validate    {validate_command(self.args, best, partition)}')
