@@ -53,7 +53,18 @@ def test_torchscript_runs_without_the_package(checkpoint, tmp_path, caplog):
     assert described == json.loads(extra['config.json']) and described['weights'] == 'ema'
     assert described['class_names'] == list(CLASSES) and described['data_config']['mean'] == [0.5, 0.5, 0.5]
     assert sorted(path.name for path in tmp_path.iterdir()) == ['test_resnet.pt', 'test_resnet.pt.json']
-    assert '(ema weights; logits differ by at most' in caplog.text
+    assert '(ema weights; logits differ by at most' in caplog.text and 'has deprecated TorchScript' in caplog.text
+
+
+def test_pt2_runs_without_the_package_and_with_any_number_of_images(checkpoint, tmp_path):
+    run(checkpoint.parent, 'pt2', '--output', tmp_path)
+    extra = {'config.json': ''}
+    model = torch.export.load(tmp_path / 'test_resnet.pt2', extra_files=extra).module()
+    for number in (1, 4):
+        torch.testing.assert_close(
+            model(IMAGES[:number]), expected(checkpoint)[:number], rtol=1e-3, atol=1e-3)
+    described = json.loads((tmp_path / 'test_resnet.pt2.json').read_text())
+    assert described == json.loads(extra['config.json']) and described['weights'] == 'ema'
 
 
 def test_validate_export_writes_the_same(checkpoint, tmp_path, monkeypatch):

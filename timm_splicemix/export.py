@@ -1,10 +1,11 @@
-""" Export a checkpoint to ONNX, TorchScript or safetensors, and check the file by running it
+""" Export a checkpoint to ONNX, torch.export (.pt2), TorchScript or safetensors, and check the file by running it
 
     python -m timm_splicemix.export output/train/RUN --format onnx
-    python -m timm_splicemix.export output/train/RUN/last.pth.tar --format torchscript --no-ema --output exported
+    python -m timm_splicemix.export output/train/RUN/last.pth.tar --format pt2 --no-ema --output exported
 
 The exported model takes normalised float32 images and returns logits. A JSON file next to it contains class names,
-image size, normalisation and crop. A safetensors file is also a checkpoint for validate and predict.
+image size, normalisation, crop and tuned thresholds. ONNX and safetensors files are also checkpoints for validate and
+predict. torch has deprecated TorchScript.
 """
 from typing import Optional, Sequence
 
@@ -25,7 +26,8 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         prog='timm_splicemix.export', usage='%(prog)s CHECKPOINT --format FORMAT [flags]', description=__doc__)
     parser.add_argument('path', nargs='?', default='', metavar='CHECKPOINT', help='checkpoint, or folder of a run')
-    parser.add_argument('--format', required=True, choices=EXPORTS, help='format to write')
+    parser.add_argument(
+        '--format', required=True, choices=EXPORTS, help='format to write; torch has deprecated torchscript')
     parser.add_argument('--output', metavar='DIR', help='folder to write to (default: a new one in output/export)')
     add_predict_model_args(parser)
     group = parser.add_argument_group('Changes of the model')

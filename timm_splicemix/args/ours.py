@@ -10,7 +10,7 @@ from ..mix import SpliceMix, SpliceWith, find_classes
 from .timm import add_ema_args, add_input_args, add_timm_train_args, add_timm_validate_args
 from .types import at_least, integer, number, number_or, open_fraction, probability
 
-EXPORTS = ('onnx', 'torchscript', 'safetensors')
+EXPORTS = ('onnx', 'pt2', 'torchscript', 'safetensors')
 _PRESETS = (
     'definition of the metrics: paper (F1 of mean precision and recall), asl (mean F1 of classes, threshold 0.8), '
     'interpolated (AP as in VOC 2007)')
@@ -69,7 +69,8 @@ def add_validate_args(parser: argparse.ArgumentParser) -> None:
     add('--decoder', default='pil', choices=DECODERS, help='image decoder; torchvision is faster')
     _add_decoding_args(add)
     add('--output', metavar='DIR', help='folder of the results (default: a new one in output/validate)')
-    add('--export', choices=EXPORTS, help='export the model and verify its outputs; needs no data set')
+    add('--export', choices=EXPORTS,
+        help='export the model and verify its outputs; needs no data set; torch has deprecated torchscript')
     add('--compare', nargs='+', metavar='RESULTS',
         help='compare results.json files or their folders with the first one; needs no model')
     add('--bootstrap', type=at_least(1), default=1000, metavar='N',

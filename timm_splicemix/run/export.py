@@ -22,7 +22,7 @@ from .predictor import read_class_names
 from .read import KEY, CheckpointInfo, best_checkpoint, tuned_thresholds
 
 _logger = logging.getLogger(__name__)
-_SUFFIXES = {'onnx': '.onnx', 'torchscript': '.pt', 'safetensors': '.safetensors'}
+_SUFFIXES = {'onnx': '.onnx', 'pt2': '.pt2', 'torchscript': '.pt', 'safetensors': '.safetensors'}
 _TOLERANCE = 1e-3  # of a logit, as other kernels sum in another order
 Runner = Callable[[torch.Tensor], torch.Tensor]
 
@@ -82,7 +82,7 @@ def export_model(model: nn.Module, info: CheckpointInfo, path: Union[str, Path],
         model: The model.
         info: Its description.
         path: File to write, without the suffix of the format.
-        export: 'onnx', 'torchscript' or 'safetensors'.
+        export: 'onnx', 'pt2' (of torch.export), 'torchscript' (deprecated by torch) or 'safetensors'.
 
     Returns:
         Largest difference between the logits of the model and of the written file.
@@ -109,6 +109,22 @@ def _compare(model: nn.Module, run: Runner, images: torch.Tensor) -> float:
     return max(float((model(batch) - run(batch)).abs().max()) for batch in (images[:1], images))
 
 
+def _any_batch_size() -> tuple[dict[int, Any]]:
+    return ({0: torch.export.Dim('batch', min=1)},)
+
+
+def _export_pt2(model: nn.Module, info: CheckpointInfo, images: torch.Tensor, path: Path) -> Runner:
+    try:
+        program = torch.export.export(model, (images,), dynamic_shapes=_any_batch_size())
+    except Exception as error:  # the exporter raises many types
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise UsageError(f'torch.export does not support {info.model_name}: {reason}. Use another format.') from error
+    buffer = io.BytesIO()  # a full disk is an error of `write_bytes`
+    torch.export.save(program, buffer, extra_files={'config.json': json.dumps(describe(info))})
+    path.write_bytes(buffer.getvalue())
+    return torch.export.load(str(path)).module()
+
+
 def _export_onnx(model: nn.Module, info: CheckpointInfo, images: torch.Tensor, path: Path) -> Runner:
     try:
         import onnx  # noqa: F401 - torch needs both to export
@@ -118,15 +134,15 @@ def _export_onnx(model: nn.Module, info: CheckpointInfo, images: torch.Tensor, p
         raise UsageError(
             f"Expected onnx, onnxscript and onnxruntime for the ONNX export, but got: {error}. "
             "pip install 'timm-splicemix[export]'.") from None
-    batch = torch.export.Dim('batch', min=1)
     torch.onnx.export(
         model, (images,), str(path), input_names=['images'], output_names=['logits'], dynamo=True,
-        dynamic_shapes=({0: batch},), external_data=False)
+        dynamic_shapes=_any_batch_size(), external_data=False)
     session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
     return lambda batch: torch.from_numpy(session.run(None, {'images': batch.numpy()})[0])
 
 
 def _export_torchscript(model: nn.Module, info: CheckpointInfo, images: torch.Tensor, path: Path) -> Runner:
+    _logger.warning('torch has deprecated TorchScript: prefer --format pt2, which torch.export.load reads, or onnx.')
     with warnings.catch_warnings():  # torch.jit is deprecated, and a trace may hold for one size, which is checked
         warnings.simplefilter('ignore')
         traced = torch.jit.trace(model, images, check_trace=False)
@@ -153,4 +169,5 @@ def _export_safetensors(model: nn.Module, info: CheckpointInfo, images: torch.Te
     return load_model(path)[0]
 
 
-_EXPORTERS = {'onnx': _export_onnx, 'torchscript': _export_torchscript, 'safetensors': _export_safetensors}
+_EXPORTERS = {
+    'onnx': _export_onnx, 'pt2': _export_pt2, 'torchscript': _export_torchscript, 'safetensors': _export_safetensors}
