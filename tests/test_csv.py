@@ -176,7 +176,7 @@ def test_predictions_of_this_package_are_labels(tmp_path):
         Prediction(Path('-a.jpg'), {'=1+1': 0.9, '@home': 0.8}, {'=1+1': 0.9, '@home': 0.8, 'dog': 0.1}),
         Prediction(Path('b.jpg'), {'dog': 0.7, '-3 dB': 0.6}, {'=1+1': 0.2, '@home': 0.1, 'dog': 0.7})]
     make_csv(tmp_path, '', images=['-a.jpg', 'b.jpg'])
-    write_predictions(predictions, ['=1+1', '@home', 'dog', "'-x"], tmp_path / 'predictions.csv')
+    write_predictions(predictions, ['=1+1', '@home', 'dog', "'-x"], 'EMA', tmp_path / 'predictions.csv')
     assert "'-a.jpg,'=1+1;@home" in (tmp_path / 'predictions.csv').read_text()
     reader = ReaderCsv(tmp_path, tmp_path / 'predictions.csv')
     assert reader.filenames() == ['-a.jpg', 'b.jpg'] and reader.class_names == ['-3 dB', '=1+1', '@home', 'dog']

@@ -63,6 +63,18 @@ def test_every_kind_of_labels_is_read(tmp_path, labels, feature, names, targets)
         assert Image.open(file).getpixel((0, 0)) == (1, 0, 0)
 
 
+def test_paths_with_two_dots_are_refused_unless_they_are_names_of_bytes(tmp_path):
+    features = datasets.Features({'image': TEXT, 'labels': SEQUENCE(CLASSES)})
+    for path in ('../a.png', 'x/../../a.png'):
+        save(datasets.Dataset.from_dict({'image': [path], 'labels': [[0]]}, features=features), tmp_path / 'data')
+        with raises_error(rf"data set 'data' lists {path}, and '..' is refused.*write absolute paths"):
+            ReaderHfdsMultiLabel('data', root=tmp_path)
+    features = datasets.Features({'image': datasets.Image(), 'labels': SEQUENCE(CLASSES)})
+    rows = {'image': [{'bytes': png(1), 'path': '../a.png'}], 'labels': [[0]]}
+    save(datasets.Dataset.from_dict(rows, features=features), tmp_path / 'named')
+    assert len(MultiLabelDataset(ReaderHfdsMultiLabel('named', root=tmp_path))[0]) == 2
+
+
 @pytest.mark.parametrize('labels, feature, names, targets', [
     ([[0, 2], [1]], SEQUENCE(CLASSES), ['eel', 'cat', 'dog'], [[1, 1, 0], [0, 0, 1]]),
     ([[0, 2], [1]], SEQUENCE(INTEGER), ['a', 'b', 'c', 'd'], [[1, 0, 1, 0], [0, 1, 0, 0]]),

@@ -64,7 +64,7 @@ def test_images_are_relative_to_the_root_unless_absolute(tmp_path):
 def test_an_index_out_of_range_names_line_and_way_out(tmp_path, classes):
     file = make_list(tmp_path, 'a.jpg,1\nb.jpg,0 2\n')
     with raises_error(
-            r'Expected class indices 0 to 1 in .*list.txt:2, but got 2. .*--class-map or --num-classes'):
+            r'Expected class indices 0 to 1 in .*list.txt:2, but got 2. .*--class-map, or set --num-classes'):
         ReaderList(tmp_path, file, **classes)
 
 

@@ -12,6 +12,7 @@ from timm_splicemix.data import (
     MultiLabelDataset,
     ReaderCoco,
     ReaderCsv,
+    ReaderJson,
     ReaderList,
     ReaderVoc,
     ReaderWds,
@@ -20,6 +21,7 @@ from timm_splicemix.errors import UsageError
 
 from .test_coco import write_coco
 from .test_csv import make_csv
+from .test_json import MMPRETRAIN, make_json
 from .test_list import make_list
 from .test_voc import make_voc
 from .test_wds import NAMES, png, write_tar
@@ -70,6 +72,33 @@ def csv_classes(root):
 def csv_indices(root):
     file = make_csv(root, 'image,labels\na.jpg,0;1\nb.jpg,1\n')
     return [file], lambda exist: ReaderCsv(root, file, class_names=['cat', 'dog'], images_must_exist=exist)
+
+
+def csv_rows(root):
+    file = make_csv(root, 'ImageID,LabelName,Confidence\na,cat,1\na,dog,0\nb,cat,1\n')
+    return [file], lambda exist: ReaderCsv(root, file, empty_cells='unknown', images_must_exist=exist)
+
+
+def json_records(root):
+    file = make_json(root, [
+        {'image': 'a.jpg', 'labels': ['cat', 'dog'], 'split': 'train'}, {'image': 'b', 'labels': [], 'split': 'train'},
+        {'image': 'c.jpg', 'labels': {'cat': 0, 'dog': -1}, 'split': 'val'}])
+    return [file], lambda exist: ReaderJson(root, file, 'train', images_must_exist=exist)
+
+
+def json_multi_hot(root):
+    file = make_json(root, [{'image': 'a.jpg', 'labels': [1, 0, 0]}, {'image': 'b.jpg', 'labels': [0, -1, 1]}])
+    return [file], lambda exist: ReaderJson(root, file, class_names=['x', 'y', 'z'], images_must_exist=exist)
+
+
+def json_lines(root):
+    file = make_json(root, [{'image': 'a.jpg', 'labels': [1, 0]}, {'image': 'b.jpg', 'labels': [2]}], 'labels.jsonl')
+    return [file], lambda exist: ReaderJson(root, file, images_must_exist=exist)
+
+
+def json_mmpretrain(root):
+    file = make_json(root, MMPRETRAIN)
+    return [file], lambda exist: ReaderJson(root, file, difficult='ignore', images_must_exist=exist)
 
 
 def image_list(root):
@@ -169,7 +198,9 @@ def run_examples(write, root, number, **options):
     example()
 
 
-DATA_SETS = [coco, voc_classes, voc_xml, csv_labels, csv_classes, csv_indices, image_list, shards, shard_labels]
+DATA_SETS = [
+    coco, voc_classes, voc_xml, csv_labels, csv_classes, csv_indices, csv_rows, json_records, json_multi_hot,
+    json_lines, json_mmpretrain, image_list, shards, shard_labels]
 
 
 @pytest.mark.parametrize('write', DATA_SETS)

@@ -34,7 +34,7 @@ BLOCKS = [
 def test_every_block_has_a_language_that_is_tested_here(name):
     blocks = BLOCK.findall(TEXTS[name])
     assert TEXTS[name].count('```') == 2 * len(blocks)
-    assert {language for language, _, _ in blocks} <= {'python', 'bash', 'csv', 'console'}
+    assert {language for language, _, _ in blocks} <= {'python', 'bash', 'csv', 'json', 'console'}
 
 
 @pytest.fixture(scope='module')
@@ -45,8 +45,8 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize('name, language, title, code', BLOCKS)
 def test_the_block_runs(run, folder, name, language, title, code):
-    if language == 'csv':
-        check_csv(folder, code)
+    if language in ('csv', 'json'):
+        check_labels(folder, language, code)
         return
     if language == 'console':  # needs data that is not here, see test_the_flags_of_commands_exist
         return
@@ -92,13 +92,13 @@ def test_the_flags_of_commands_exist(command, monkeypatch):
     parse_with_config(PARSERS[script](), command[command.index(script) + 1:])
 
 
-def check_csv(folder, code):
-    root = folder / 'csv'
+def check_labels(folder, language, code):
+    root = folder / language
     root.mkdir(exist_ok=True)
     for name in ('a', 'b'):
         Image.new('RGB', (4, 4)).save(root / f'{name}.jpg')
-    (root / 'labels.csv').write_text(code)
-    dataset = tsm.create_dataset('csv', root, 'train', annotations='labels.csv')
+    (root / 'labels').with_suffix(f'.{language}').write_text(code)
+    dataset = tsm.create_dataset(language, root, 'train', annotations=f'labels.{language}')
     assert sorted(dataset.class_names) == ['bird', 'cat', 'dog'] and len(dataset) in (1, 2)
 
 

@@ -16,6 +16,7 @@ from timm_splicemix.data import (
     create_dataset,
     create_loader,
     generate_shapes,
+    read_class_map,
     registry,
 )
 
@@ -83,10 +84,44 @@ def test_classes_can_be_listed_in_a_file(csv_root):
     for given in ('classes.txt', str(csv_root / 'classes.txt')):
         assert create_dataset('csv', csv_root, 'train', class_map=given).class_names == ['dog', 'cat']
     assert create_dataset('csv', csv_root, 'train', class_map={'cat': 1, 'dog': 0}).class_names == ['dog', 'cat']
-    with raises_error(r'Cannot read the classes from none\.txt'):
+    with raises_error(rf'Cannot read the classes from none\.txt .*: .*no such file in {csv_root} or {os.getcwd()}'):
         create_dataset('csv', csv_root, 'train', class_map='none.txt')
-    with raises_error('Expected class indices 0 to 1'):
+    with raises_error(r'Cannot read the classes from /none/classes.txt \(--class-map\): there is no such file\.'):
+        create_dataset('csv', csv_root, 'train', class_map='/none/classes.txt')
+    with raises_error('Expected classes with the indices 0, 1, 2, ... in the class map'):
         create_dataset('csv', csv_root, 'train', class_map={'cat': 1, 'dog': 3})
+
+
+def test_a_class_map_beside_the_data_comes_first(csv_root, tmp_path_factory, monkeypatch):
+    elsewhere = tmp_path_factory.mktemp('elsewhere')
+    (elsewhere / 'classes.txt').write_text('bird\nfish\n')
+    monkeypatch.chdir(elsewhere)
+    assert read_class_map('classes.txt') == ['bird', 'fish']
+    assert read_class_map('classes.txt', csv_root) == ['bird', 'fish']
+    (csv_root / 'classes.txt').write_bytes('\ufeffdog\r\ncat\r\n\r\n'.encode())
+    assert read_class_map('classes.txt', csv_root) == ['dog', 'cat']
+    assert create_dataset('csv', csv_root, 'train', class_map='classes.txt').class_names == ['dog', 'cat']
+
+
+@pytest.mark.parametrize('labels, classes, message', [
+    ('image,labels\n0.jpg,cow\n', 'cat\ndog\n', r"Label 'cow' in .*train.csv:2 \(--class-map {0} lists the classes"),
+    ('image,labels\n0.jpg,7\n', 'cat\ndog\n', r'Expected class indices 0 to 1 \(--class-map {0}\) in .*train.csv:2'),
+    ('image,cat\n0.jpg,1\n', 'cow\ndog\n', "train.csv has no column for class 'cow' of --class-map {0}. Its columns"),
+])
+def test_errors_about_classes_name_the_class_map(csv_root, labels, classes, message):
+    (csv_root / 'classes.txt').write_text(classes)
+    (csv_root / 'train.csv').write_text(labels)
+    with raises_error(message.format(csv_root / 'classes.txt')):
+        create_dataset('csv', csv_root, 'train', class_map='classes.txt')
+
+
+def test_timm_reads_the_class_map_beside_the_data(tmp_path, monkeypatch):
+    for index, name in enumerate(('cat', 'dog')):
+        write_images(tmp_path / 'data' / name, index + 1)
+    (tmp_path / 'data' / 'classes.txt').write_text('dog\ncat\n')
+    (tmp_path / 'classes.txt').write_text('bird\nfish\n')
+    monkeypatch.chdir(tmp_path)
+    assert create_dataset('folder', tmp_path / 'data', class_map='classes.txt').class_names == ['dog', 'cat']
 
 
 @pytest.mark.parametrize('name, content, message', [
@@ -96,7 +131,8 @@ def test_classes_can_be_listed_in_a_file(csv_root):
     ('classes.pkl', pickle.dumps(['cat', 'dog']), 'Cannot read the classes from'),
     ('classes.pkl', pickle.dumps({'cat': 'a', 'dog': 1}), 'Expected a class in each line of'),
     ('classes.txt', b'cat\n\ndog\n', 'Expected a class in each line of'),
-    ('classes.txt', b'', 'Expected class indices'),
+    ('classes.txt', b'', 'Expected classes with the indices'),
+    ('classes.txt', b'cat\ndog\ncat\n', 'Cannot read the classes from'),
     ('classes.json', b'{}', 'Cannot read the classes from')])
 def test_a_file_that_does_not_list_classes_is_named(csv_root, name, content, message):
     (csv_root / name).write_bytes(content)
@@ -106,7 +142,7 @@ def test_a_file_that_does_not_list_classes_is_named(csv_root, name, content, mes
 
 def test_a_pipe_is_no_class_map(csv_root):
     os.mkfifo(csv_root / 'pipe.txt')
-    with raises_error(r'Cannot read the classes from pipe.txt \(--class-map\): it is not a file'):
+    with raises_error(r'Cannot read the classes from pipe.txt \(--class-map\): there is no such file in'):
         create_dataset('csv', csv_root, 'train', class_map='pipe.txt')
 
 

@@ -161,6 +161,15 @@ def test_columns_and_trust_are_passed_to_timm(timm_calls, data):
 
 # Labels
 
+@shows('train_images', 'val_images')
+def test_the_folder_of_the_images_of_each_split_can_be_given(tmp_path):
+    for folder in ('a', 'b'):
+        write_coco(tmp_path, folder, file=f'{folder}.json')
+    flags = ['--dataset', 'coco', tmp_path, '--train-ann', 'a.json', '--val-ann', 'b.json']
+    sets = create_sets(*flags, '--train-images', 'b', '--val-images', tmp_path / 'a')
+    assert [each.filename(0, absolute=True) for each in sets] == [str(tmp_path / f / '0004.jpg') for f in ('b', 'a')]
+
+
 @shows('train_ann', 'val_ann', 'class_order', 'keep_unlabelled')
 def test_coco_annotations_and_class_order(tmp_path):
     write_coco(tmp_path, 'images', file='mine.json')

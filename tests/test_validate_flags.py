@@ -169,7 +169,7 @@ def test_a_file_chooses_outputs(place, score, tmp_path):
 
 # Labels
 
-@shows('train_ann', 'val_ann', 'class_order', 'keep_unlabelled')
+@shows('train_ann', 'val_ann', 'train_images', 'val_images', 'class_order', 'keep_unlabelled')
 def test_annotations_of_coco_are_read_as_asked(score, tmp_path):
     write_coco(tmp_path, 'images', file='mine.json')
     write_coco(tmp_path, 'images', file='yours.json', image_ids=(30, 4, 17, 18))
@@ -179,9 +179,11 @@ def test_annotations_of_coco_are_read_as_asked(score, tmp_path):
     assert (mine.class_names, len(mine.scores)) == (('zebra', 'dog', 'ant'), 2)
     assert len(score(*flags, '--val-ann', 'mine.json', '--keep-unlabelled').scores) == 3
     assert len(score(*flags, '--val-ann', 'yours.json', '--keep-unlabelled').scores) == 4
+    (tmp_path / 'images').rename(tmp_path / 'photos')
+    flags += ['--val-images', 'photos', '--train-images', tmp_path / 'photos']
     both = ['--train-ann', 'yours.json', '--val-ann', 'mine.json', '--keep-unlabelled']
     assert len(score(*flags, *both, '--split', 'train').scores) == 4
-    other = score(*flags, '--val-ann', 'mine.json', '--class-order', 'name')
+    other = score(*flags[:-2], '--val-ann', 'mine.json', '--class-order', 'name')
     assert other.class_names == ('ant', 'dog', 'zebra')
     torch.testing.assert_close(other.scores, mine.scores.flip(1))
 

@@ -176,17 +176,21 @@ def add_label_args(parser: argparse.ArgumentParser, training: bool = True) -> No
     """
     add = parser.add_argument_group('Labels').add_argument
     add('--train-ann', metavar='FILE',
-        help='training labels: instances_*.json, a CSV file or a list (coco, csv, folder)')
+        help='training labels: instances_*.json, a CSV file, a JSON file or a list (coco, csv, json, folder)')
     add('--val-ann', metavar='FILE', help='validation labels')
     add('--drop-unknown-classes', action='store_true',
         help='drop labels of classes that --class-map, or else the training set or the model, does not have')
+    add('--train-images', metavar='DIR',
+        help='folder that the names of training images are relative to, in the folder of the data set or the current '
+             "one (coco, csv, json, folder, voc; default: the data set's own)")
+    add('--val-images', metavar='DIR', help='the same for validation images')
     add('--class-order', choices=CLASS_ORDERS, help='order of classes (coco; default: id)')
     add('--keep-unlabelled', action='store_true', default=None, help='keep images without objects (coco)')
     if training:
         add('--voc-difficult', choices=DIFFICULT, metavar='HOW',
-            help=f"difficult objects in training: {', '.join(DIFFICULT)} (voc; default: negative)")
+            help=f"difficult objects in training: {', '.join(DIFFICULT)} (voc, json; default: negative)")
     add('--voc-difficult-eval', choices=DIFFICULT, metavar='HOW',
-        help=f"difficult objects in evaluation: {', '.join(DIFFICULT)} (voc; default: ignore)")
+        help=f"difficult objects in evaluation: {', '.join(DIFFICULT)} (voc, json; default: ignore)")
     for name, what in (('image', 'images'), ('label', 'labels'), ('split', 'split')):
         add(f'--csv-{name}-column', metavar='NAME', help=f'column of the {what} (csv; default: detected)')
     add('--csv-delimiter', metavar='CHAR', help='separator of labels (csv; default: detected)')
@@ -243,7 +247,7 @@ def _add_fine_tuning_args(add: Any) -> None:
         help='image decoder; torchvision is faster and supports crops, flips and erasing')
     _add_decoding_args(add)
     add('--on-bad-image', default='raise', choices=ON_BAD_IMAGE,
-        help='raise an error for unreadable images or skip them')
+        help='raise an error for unreadable and missing training images, or skip them')
     add('--metrics', default='paper', choices=list(PRESETS), help=_PRESETS)
     add('--patience', type=at_least(0), default=0, metavar='N',
         help='stop after N epochs without a better metric, 0 for never')

@@ -176,9 +176,10 @@ def _add_dataset_args(add: Any) -> None:
     add('--dataset-download', action='store_true',
         help='download the data set if it is missing (COCO, VOC, some of timm)')
     add('--class-map', default='', metavar='FILE',
-        help="file with one class name per line (default: the data set's own)")
-    add('--input-key', metavar='NAME', help='column of the images (hfds)')
-    add('--target-key', metavar='NAME', help='column or field of the labels (hfds, wds)')
+        help='file with one class name per line, in the folder of the data set or the current one (default: the data '
+             "set's own)")
+    add('--input-key', metavar='NAME', help='column or key of the images (hfds, json)')
+    add('--target-key', metavar='NAME', help='column, field or key of the labels (hfds, wds, json)')
 
 
 def add_source_args(add: Any) -> None:

@@ -1,4 +1,5 @@
 """ Images and labels """
+from .class_map import read_class_map
 from .classes import align_classes
 from .collate import multilabel_collate
 from .dataset import (
@@ -15,6 +16,7 @@ from .partition import PARTITION, Partition, divide, read_partition, write_parti
 from .readers.base import MultiLabelReader
 from .readers.coco import CLASS_ORDERS, ReaderCoco
 from .readers.csv import EMPTY, ReaderCsv
+from .readers.json import ReaderJson
 from .readers.list import ReaderList
 from .readers.voc import DIFFICULT, ReaderVoc
 from .readers.wds import ReaderWds
@@ -22,7 +24,6 @@ from .registry import (
     check_has_positives,
     create_dataset,
     dataset_names,
-    read_class_map,
 )
 from .seeding import mix_seeds
 from .shapes import generate_shapes
@@ -44,6 +45,7 @@ __all__ = [
     'Partition',
     'ReaderCoco',
     'ReaderCsv',
+    'ReaderJson',
     'ReaderList',
     'ReaderVoc',
     'ReaderWds',

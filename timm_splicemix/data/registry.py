@@ -1,17 +1,16 @@
 """ Data sets by name: the multi-label ones, and all of timm's """
 import logging
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional, Sequence, Union
 
 import timm.data
 import torch.utils.data
-from timm.data.readers.class_map import load_class_map
 
 from ..errors import UsageError
 from ..files import printable
 from .cache import cache_folder
+from .class_map import read_class_map, source_of
 from .classes import align_classes
 from .dataset import MultiLabelDataset, StrictImageDataset
 from .download import ARCHIVES, choose_archives, download_dataset
@@ -19,8 +18,11 @@ from .missing import keep_labels as hide_labels
 from .readers.base import MultiLabelReader
 from .readers.coco import ReaderCoco, find_coco, find_images
 from .readers.csv import ReaderCsv, find_csv
+from .readers.find import image_folder
 from .readers.hfds import ReaderHfdsMultiLabel, hfds_is_multi_label, load_hfds
+from .readers.json import ReaderJson, find_json
 from .readers.list import ReaderList
+from .readers.subset import without_missing_images
 from .readers.voc import ReaderVoc, voc_split
 from .readers.wds import ReaderWds
 from .shapes import generate_shapes
@@ -36,7 +38,8 @@ _TIMM_PREFIXES = ('torch/', 'hfds/', 'hfids/', 'tfds/', 'wds/')
 
 def _need_folder(root: Root, name: str) -> Path:
     if root is None or not Path(root).exists():
-        raise UsageError(f"The folder of data set '{name}' (--data-dir) does not exist: {root}.")
+        relative = '' if root is None or Path(root).is_absolute() else f', which is relative to {Path.cwd()}'
+        raise UsageError(f"The folder of data set '{name}' (--data-dir) does not exist: {root}{relative}.")
     return Path(root)
 
 
@@ -50,38 +53,57 @@ def _shapes(name: str, root: Root, split: str, is_training: bool, shapes_seed: i
 
 
 def _coco(
-        name: str, root: Root, split: str, is_training: bool, annotations: Root = None, **options: Any,
+        name: str, root: Root, split: str, is_training: bool, annotations: Root = None, images: Root = None,
+        **options: Any,
 ) -> MultiLabelReader:
     root = _need_folder(root, name)
     year = name.partition('/')[2] or None
     if annotations is None:
-        images, file = find_coco(root, own_split(split.removesuffix(year or '')), year)
+        folder, file = find_coco(root, own_split(split.removesuffix(year or '')), year)
     else:
         file = _find_file(root, annotations)
-        images = find_images(root, file)
-    return ReaderCoco(images, file, **options)
+        folder = find_images(root, file)
+    return ReaderCoco(_find_folder(root, images, folder), file, **options)
 
 
 def _voc(
-        name: str, root: Root, split: str, is_training: bool, difficult: Optional[str] = None, **options: Any,
+        name: str, root: Root, split: str, is_training: bool, difficult: Optional[str] = None, images: Root = None,
+        **options: Any,
 ) -> MultiLabelReader:
+    root = _need_folder(root, name)
     year = name.partition('/')[2]
     difficult = difficult or ('negative' if is_training else 'ignore')
-    return ReaderVoc(_need_folder(root, name), year, voc_split(split, year), difficult, **options)
+    folder = None if images is None else _find_folder(root, images, root)
+    return ReaderVoc(root, year, voc_split(split, year), difficult, images=folder, **options)
 
 
 def _csv(
-        name: str, root: Root, split: str, is_training: bool, annotations: Root = None, **options: Any,
+        name: str, root: Root, split: str, is_training: bool, annotations: Root = None, images: Root = None,
+        **options: Any,
 ) -> MultiLabelReader:
     root = _need_folder(root, name)
     split_column = options.get('split_column')
     file = find_csv(root, split, split_column) if annotations is None else _find_file(root, annotations)
-    return ReaderCsv(root, file, split, **options)
+    return ReaderCsv(_find_folder(root, images, image_folder(root, file)), file, split, **options)
 
 
-def _list(name: str, root: Root, split: str, is_training: bool, annotations: Root, **options: Any) -> MultiLabelReader:
+def _json(
+        name: str, root: Root, split: str, is_training: bool, annotations: Root = None, images: Root = None,
+        input_key: Optional[str] = None, target_key: Optional[str] = None, difficult: Optional[str] = None,
+        **options: Any,
+) -> MultiLabelReader:
     root = _need_folder(root, name)
-    return ReaderList(root, _find_file(root, annotations), **options)
+    file = find_json(root, split) if annotations is None else _find_file(root, annotations)
+    return ReaderJson(
+        _find_folder(root, images, image_folder(root, file)), file, split, image_key=input_key, label_key=target_key,
+        difficult=difficult or ('negative' if is_training else 'ignore'), **options)
+
+
+def _list(
+        name: str, root: Root, split: str, is_training: bool, annotations: Root, images: Root = None, **options: Any,
+) -> MultiLabelReader:
+    root = _need_folder(root, name)
+    return ReaderList(_find_folder(root, images, root), _find_file(root, annotations), **options)
 
 
 def _hfds(
@@ -102,18 +124,20 @@ _READERS: dict[str, Callable[..., MultiLabelReader]] = {
     'coco/2014': _coco,
     'coco/2017': _coco,
     'csv': _csv,
+    'json': _json,
     'shapes': _shapes,
     'voc/2007': _voc,
     'voc/2012': _voc,
 }
 _OPTIONS: dict[Callable[..., MultiLabelReader], tuple[str, ...]] = {
     _shapes: ('shapes_seed',),
-    _coco: ('annotations', 'class_order', 'keep_unlabelled', 'images_must_exist'),
-    _voc: ('difficult', 'images_must_exist'),
+    _coco: ('annotations', 'images', 'class_order', 'keep_unlabelled', 'images_must_exist'),
+    _voc: ('images', 'difficult', 'images_must_exist'),
+    _json: ('annotations', 'images', 'class_names', 'input_key', 'target_key', 'difficult', 'images_must_exist'),
     _csv: (
-        'annotations', 'class_names', 'image_column', 'label_column', 'split_column', 'label_delimiter',
-        'empty_cells', 'images_must_exist'),
-    _list: ('annotations', 'class_names', 'num_classes', 'images_must_exist'),
+        'annotations', 'images', 'class_names', 'image_column', 'label_column', 'split_column',
+        'label_delimiter', 'empty_cells', 'images_must_exist'),
+    _list: ('annotations', 'images', 'class_names', 'num_classes', 'images_must_exist'),
     _hfds: ('input_key', 'target_key', 'class_names'),
     _wds: ('target_key', 'class_names', 'shuffle_size', 'num_samples', 'drop_unknown_classes'),
 }
@@ -140,6 +164,7 @@ def create_dataset(
         keep_labels: Optional[str] = None,
         keep_labels_seed: int = 0,
         images_must_exist: bool = True,
+        skip_missing_images: bool = False,
         transform: Optional[Callable[[Any], Any]] = None,
         target_transform: Optional[Callable[[torch.Tensor], Any]] = None,
         input_img_mode: str = 'RGB',
@@ -152,7 +177,7 @@ def create_dataset(
 
     Args:
         name: 'shapes' (generated on first use), 'coco/2014', 'coco/2017', 'coco', 'voc/2007', 'voc/2012', 'csv',
-            'folder' with `annotations`, 'hfds/...', 'wds/...', or any name that timm's function accepts.
+            'json', 'folder' with `annotations`, 'hfds/...', 'wds/...', or any name that timm's function accepts.
         root: Folder of the data set; None is the user's cache for 'shapes'.
         split: Split, by the data set's own name or timm's ('train', 'validation').
         is_training: Whether the split is a training split; None decides by its name.
@@ -163,14 +188,15 @@ def create_dataset(
         keep_labels: Hide labels of a training split: '75', '40', 'single' or a probability, see `keep_labels`.
         keep_labels_seed: Seed of the hidden labels.
         images_must_exist: Raise an error for listed images that are missing.
+        skip_missing_images: Leave them out instead, with one line in the log.
         transform: Applied to each image.
         target_transform: Applied to each target.
         input_img_mode: PIL mode that images are converted to.
-        **kwargs: Options of the data set: `annotations` (coco, csv, folder), `class_order` and `keep_unlabelled`
-            (coco), `difficult` (voc), `image_column`, `label_column`, `split_column`, `label_delimiter` and
-            `empty_cells` (csv), `num_classes` (folder), `input_key` (hfds), `target_key` (hfds, wds), `shuffle_size`
-            and `num_samples` (wds), `shapes_seed` (shapes). `batch_size`, `seed`, `repeats` and `trust_remote_code`
-            are timm's.
+        **kwargs: Options of the data set: `annotations` (coco, csv, json, folder), `images`, the folder of the
+            images (coco, csv, json, folder, voc), `class_order` and `keep_unlabelled` (coco), `difficult` (voc, json),
+            `image_column`, `label_column`, `split_column`, `label_delimiter` and `empty_cells` (csv), `num_classes`
+            (folder), `input_key` (hfds, json), `target_key` (hfds, json, wds), `shuffle_size` and `num_samples` (wds),
+            `shapes_seed` (shapes). `batch_size`, `seed`, `repeats` and `trust_remote_code` are timm's.
 
     Returns:
         A data set with multi-hot float targets, `class_names` and `num_classes`, or timm's data set.
@@ -190,13 +216,17 @@ def create_dataset(
     if factory is None:
         if keep_labels is not None:
             raise UsageError(f"keep_labels is for multi-label data sets, but got '{name}'.")
-        return _timm_dataset(name, root, split, is_training, download, class_map, common, kwargs)
+        if 'images' in kwargs:
+            raise UsageError(f"--train-images and --val-images are for data sets with label files, but got '{name}'.")
+        file = getattr(class_names, 'file', None)
+        return _timm_dataset(
+            name, root, split, is_training, download, str(file) if file else class_map, common, kwargs)
 
     options = {key: value for key, value in kwargs.items() if key not in _TIMM_OPTIONS}
     options = {key: value for key, value in options.items() if value or key not in _TIMM_SWITCHES}
     _check_options(name, factory, options)
     if 'images_must_exist' in _OPTIONS[factory]:
-        options['images_must_exist'] = images_must_exist
+        options['images_must_exist'] = images_must_exist and not skip_missing_images
     create = partial(factory, name, root, split, is_training, **options)
     if class_names is not None:
         create = partial(_create_with_classes, create, _OPTIONS[factory], class_names, drop_unknown_classes)
@@ -209,6 +239,8 @@ def create_dataset(
             raise UsageError(f"Set the folder to download '{name}' to (--data-dir).") from None
         download_dataset(name, root)
         reader = create()
+    if skip_missing_images and 'images_must_exist' in _OPTIONS[factory]:
+        reader = without_missing_images(reader)
     if not len(reader):
         raise UsageError(f"Split '{split}' of data set '{name}' in {reader.root} has no images.")
     if keep_labels is not None:
@@ -257,7 +289,7 @@ def _create_with_classes(
     try:
         reader = create()
         where = str(reader.labels_file or reader.root)
-        align_classes(MultiLabelDataset(reader), class_names, where, '--class-map', drop_unknown)
+        align_classes(MultiLabelDataset(reader), class_names, where, source_of(class_names), drop_unknown)
     except UsageError as error:
         raise refusal or error from None
     return reader
@@ -299,33 +331,23 @@ def _lists_classes(root: Root, name: str) -> bool:
 
 
 def _find_file(root: Path, file: Union[str, Path]) -> Path:
-    """Path of a file that is given as it is, or relative to the folder of the data set."""
+    """Path of a label file that is given as it is, or relative to the folder of the data set."""
     for candidate in (Path(file), root / file, root / 'annotations' / file):
         if candidate.is_file():
             return candidate
-    raise UsageError(f'Annotation file {file} does not exist, neither as given nor in {root}.')
+    places = '' if Path(file).is_absolute() else f', neither in {Path.cwd()} nor in {root.absolute()}'
+    raise UsageError(f'Annotation file {file} does not exist{places}.')
 
 
-def read_class_map(class_map: Union[str, dict[str, int]], root: Root = None) -> list[str]:
-    """Names of the classes of --class-map, a file that timm reads, as given or relative to root."""
-    if not isinstance(class_map, dict):
-        places = (Path(class_map), Path(root or '') / class_map)
-        file = next((place for place in places if os.path.isfile(place)), None)  # no pipes
-        if file is None:
-            raise UsageError(f'Cannot read the classes from {class_map} (--class-map): it is not a file.')
-        try:
-            class_map = load_class_map(str(file))
-        except Exception as error:  # a damaged .pkl can raise anything; timm's unpickler runs no code
-            reason = str(error).rstrip('.') or type(error).__name__
-            raise UsageError(f'Cannot read the classes from {file} (--class-map): {reason}.') from error
-    else:
-        file = 'the class map'
-    if not all(isinstance(name, str) and name and type(index) is int for name, index in class_map.items()):
-        raise UsageError(f'Expected a class in each line of {file} (--class-map), or a dict of classes and indices.')
-    names = sorted(class_map, key=class_map.get)
-    if not names or [class_map[name] for name in names] != list(range(len(names))):
-        raise UsageError(f'Expected class indices 0 to {len(names) - 1} in {file} (--class-map), but got others.')
-    return names
+def _find_folder(root: Path, images: Root, default: Path) -> Path:
+    """Folder of the images: the given one, in the folder of the data set or in the current one, or the default."""
+    if images is None:
+        return default
+    found = next((folder for folder in (root / images, Path(images)) if folder.is_dir()), None)
+    if found is None:
+        places = '' if Path(images).is_absolute() else f', neither in {root.absolute()} nor in {Path.cwd()}'
+        raise UsageError(f'The folder of images {images} (--train-images, --val-images) does not exist{places}.')
+    return found
 
 
 def _warn_about_absent_classes(reader: MultiLabelReader, split: str) -> None:

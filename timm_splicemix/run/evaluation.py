@@ -152,11 +152,13 @@ class Evaluator:
         options: dict[str, Any] = {'partition': partition}
         if partition is None:
             options['annotations'] = args.train_ann if is_training else args.val_ann
-            if args.train_ann and not args.val_ann and not any(
-                    map(is_training_split, (args.split, args.tune_split or ''))):
-                raise UsageError(f"Expected --val-ann for split '{args.split}', but got --train-ann {args.train_ann}.")
+            options['images'] = args.train_images if is_training else args.val_images
+            for name in ('ann', 'images'):
+                given, needed = (getattr(args, f'{part}_{name}') for part in ('train', 'val'))
+                if given and not needed and not any(map(is_training_split, (args.split, args.tune_split or ''))):
+                    raise UsageError(f"Expected --val-{name} for split '{args.split}', but got --train-{name} {given}.")
         is_list = args.dataset.lower() in ('', 'folder', 'image_folder') and bool(args.train_ann or args.val_ann)
-        takes_names = is_list or args.dataset == 'csv' or args.dataset.startswith(('hfds/', 'wds/'))
+        takes_names = is_list or args.dataset in ('csv', 'json') or args.dataset.startswith(('hfds/', 'wds/'))
         has_names = bool(info.class_names) and not args.valid_labels
         # Labels of a run with --class-map may be indices. A checkpoint without settings may be of such a run.
         is_mapped = not info.args or bool(info.args.get('class_map'))

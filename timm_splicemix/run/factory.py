@@ -25,6 +25,7 @@ from ..data import (
     read_partition,
 )
 from ..data.readers.csv import find_csv
+from ..data.readers.json import find_json
 from ..errors import UsageError
 from ..loss import (
     MultilabelLoss,
@@ -72,6 +73,8 @@ def create_dataset_from_flags(
         in_chans = args.input_size[0] if args.input_size else args.in_chans or 3
     mode = image_mode(args, in_chans)
     kwargs = {**dataset_kwargs(args, is_training), 'split': split, 'input_img_mode': mode}
+    if is_training or partition is not None:  # validate.py need not have all images of a partition
+        kwargs['skip_missing_images'] = getattr(args, 'on_bad_image', 'skip') == 'skip'
     if partition is not None:
         kwargs.update(whole_split(args, partition.source))
     if args.dataset_trust_remote_code:
@@ -121,7 +124,8 @@ def _find_partition(args: argparse.Namespace) -> Optional[Partition]:
     if args.split_file:
         return read_partition(args.split_file)
     kwargs = {**dataset_kwargs(args, True), **whole_split(args, args.train_split), 'keep_labels': None}
-    dataset = create_dataset(**kwargs, num_samples=args.train_num_samples)
+    dataset = create_dataset(
+        **kwargs, num_samples=args.train_num_samples, skip_missing_images=args.on_bad_image == 'skip')
     fractions = {'train': 1 - args.val_fraction, 'val': args.val_fraction}
     partition = divide(dataset, fractions, args.train_split, args.split_seed, {'dataset': args.dataset})
     sizes = ' and '.join(f'{len(images):,} ({part})' for part, images in partition.parts.items())
@@ -130,11 +134,14 @@ def _find_partition(args: argparse.Namespace) -> Optional[Partition]:
 
 
 def whole_split(args: argparse.Namespace, split: str) -> dict[str, Any]:
-    """Arguments of `create_dataset` that read a split to be divided, which a CSV file need not name."""
+    """Arguments of `create_dataset` that read a split to be divided, which a label file need not name."""
     source = dataset_kwargs(args, True)
-    kwargs = {name: source[name] for name in ('annotations',)}
-    if args.dataset == 'csv' and kwargs['annotations'] is None and args.data_dir:
-        kwargs['annotations'] = find_csv(args.data_dir, split, args.csv_split_column, may_lack_splits=True)
+    kwargs = {name: source[name] for name in ('annotations', 'images')}
+    if kwargs['annotations'] is None and args.data_dir:
+        if args.dataset == 'csv':
+            kwargs['annotations'] = find_csv(args.data_dir, split, args.csv_split_column, may_lack_splits=True)
+        elif args.dataset == 'json':
+            kwargs['annotations'] = find_json(args.data_dir, split, may_lack_splits=True)
     return {**kwargs, 'split': split}
 
 
@@ -155,6 +162,7 @@ def dataset_kwargs(args: argparse.Namespace, is_training: bool) -> dict[str, Any
         'input_key': args.input_key,
         'target_key': args.target_key,
         'annotations': args.train_ann if is_training else args.val_ann,
+        'images': args.train_images if is_training else args.val_images,
         'class_order': args.class_order,
         'keep_unlabelled': args.keep_unlabelled,
         'difficult': args.voc_difficult if is_training else args.voc_difficult_eval,

@@ -10,8 +10,9 @@ from ..args import CommandParser, add_label_args
 from ..args.timm import add_source_args
 
 _PROGRAM = 'timm-splicemix'
-_PATHS = ('data_dir', 'train_ann', 'val_ann', 'class_map')
-_UNUSED = ('data', 'train_ann', 'dataset_download')  # by an evaluation of data that are there
+_PATHS = ('data_dir', 'train_ann', 'val_ann', 'train_images', 'val_images', 'class_map')
+_TRAINING = ('train_ann', 'train_images')
+_UNUSED = ('data', 'dataset_download')  # by an evaluation of data that are there
 
 
 def program(command: str) -> str:
@@ -49,14 +50,14 @@ def validate_command(args: argparse.Namespace, checkpoint: Path, partition: Opti
     return f'{program("validate")} {shlex.join([*flags, "--checkpoint", str(checkpoint.absolute())])}'
 
 
-def _data_flags(args: argparse.Namespace, training_file: bool) -> Iterator[str]:
+def _data_flags(args: argparse.Namespace, of_training_data: bool) -> Iterator[str]:
     """Yield the flags of the data set that are not at their default, with absolute paths."""
     parser = CommandParser()
     add_source_args(parser.add_argument)
     add_label_args(parser, training=False)
     for name, action in parser.flags.items():
         value: Any = getattr(args, name)
-        if (name in _UNUSED and not (name == 'train_ann' and training_file)) or value in (None, '', action.default):
+        if name in _UNUSED or (name in _TRAINING and not of_training_data) or value in (None, '', action.default):
             continue
         yield next(option for option in action.option_strings if option.startswith('--'))
         if action.nargs != 0:

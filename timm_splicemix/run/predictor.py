@@ -353,7 +353,7 @@ def read_class_names(path: Optional[str], known: Optional[Sequence[str]], number
         return tuple(known or map(str, range(number)))
     names = read_class_map(path)
     if len(names) != number:
-        raise UsageError(f'Expected {number} classes, as the model has, but got {len(names)} in {path}.')
+        raise UsageError(f'Expected {number} classes, as the model has, but got {len(names)} in {names.file}.')
     return tuple(names)
 
 

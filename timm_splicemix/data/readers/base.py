@@ -4,14 +4,16 @@ import logging
 import os
 from collections import Counter
 from pathlib import Path
-from typing import BinaryIO, Callable, Optional, Sequence, Union
+from typing import BinaryIO, Callable, Iterable, Optional, Sequence, Union
 
 import torch
 from timm.data.readers.reader import Reader
 
 from ...errors import UsageError
 from ...files import open_regular
+from ..splits import TRAIN, VALIDATION
 
+EXTENSIONS = tuple(e for ext in ('.jpg', '.jpeg', '.png', '.bmp', '.webp') for e in (ext, ext.upper()))
 _logger = logging.getLogger(__name__)
 
 
@@ -95,13 +97,14 @@ def check_classes(names: Sequence[str], where: Union[str, Path]) -> None:
         raise UsageError(f'Class {broken!r:.200} in {where} has a line break. Write its name in one line.')
 
 
-def class_index(label: str, class_to_idx: dict[str, int], where: str) -> int:
-    """Index of a class; `where` is the file and line of the label, for the error."""
+def class_index(label: str, class_to_idx: dict[str, int], where: str, source: str = '') -> int:
+    """Index of a class; `where` is the file and line of the label, `source` that of the classes, for the error."""
     index = class_to_idx.get(label)
     if index is None:
         near = difflib.get_close_matches(label[:200], class_to_idx, n=1, cutoff=0.)
+        of = f' of {source}' if source else ''
         hint = f"; did you mean '{near[0]}'?" if near else '.'
-        raise UsageError(f"Label {label!r:.200} in {where} is not one of the {len(class_to_idx)} classes{hint}")
+        raise UsageError(f"Label {label!r:.200} in {where} is not one of the {len(class_to_idx)} classes{of}{hint}")
     return index
 
 
@@ -113,11 +116,7 @@ def image_paths(root: Union[str, Path], names: Sequence[str], where: str) -> lis
     """
     text = '\n'.join(names)
     if '..' in text:
-        outside = next((name for name in names if '..' in name.replace(os.sep, '/').split('/')), None)
-        if outside is not None:
-            raise UsageError(
-                f"{where} lists {outside}, and '..' is refused. Set --data-dir to a folder that contains all images, "
-                'or write absolute paths.')
+        refuse_parent_folders(names, where)
     if './' in text or '//' in text:
         names = [os.path.normpath(name) for name in names]
     folder = os.path.join(root, '')
@@ -129,12 +128,64 @@ def image_paths(root: Union[str, Path], names: Sequence[str], where: str) -> lis
     return [os.path.join(folder, name) for name in names]
 
 
+def refuse_parent_folders(names: Sequence[str], where: str) -> None:
+    """Raise an error if a path in `where` has '..'."""
+    outside = next((name for name in names if '..' in name.replace(os.sep, '/').split('/')), None)
+    if outside is not None:
+        raise UsageError(
+            f"{where} lists {outside}, and '..' is refused. Set --data-dir to a folder that contains all images, or "
+            'write absolute paths.')
+
+
 def check_unique(paths: Sequence[str], where: str) -> None:
     """Raise an error if the file `where` lists an image more than once."""
     if len(set(paths)) == len(paths):
         return
     path, _ = Counter(paths).most_common(1)[0]
     raise UsageError(f'{where} lists {path} more than once. Merge its rows.')
+
+
+def merge_duplicates(paths: Sequence[str], targets: torch.Tensor, where: str) -> tuple[list[str], torch.Tensor]:
+    """Keep one of several equal entries of an image in the file `where`; different ones are an error."""
+    first: dict[str, int] = {}
+    rows = [first.setdefault(path, row) for row, path in enumerate(paths)]
+    if len(first) == len(paths):
+        return list(paths), targets
+    different = (targets != targets[rows]).any(dim=1)
+    if different.any():
+        path = paths[int(different.nonzero()[0])]
+        raise UsageError(f'{where} lists {path} more than once, with different labels. Merge them.')
+    _logger.info(f'{len(paths) - len(first):,} duplicate entries of {where} were merged.')
+    return list(first), targets[list(first.values())]
+
+
+def has_splits(values: Iterable[str], split: Optional[str]) -> bool:
+    """Whether values of a column or key with a usual name are names of splits."""
+    names = {*TRAIN, *VALIDATION, 'test', (split or '').lower()}
+    return any(value.lower() in names for value in values)
+
+
+def are_multi_hot(rows: Iterable[Sequence[float]], classes: Optional[int]) -> bool:
+    """Whether rows have the same length and only 0, 1 and -1, and one of them cannot be a set of indices."""
+    length = classes
+    repeats = False
+    for row in rows:
+        length = len(row) if length is None else length
+        values = set(row)
+        if len(row) != length or not values <= {-1, 0, 1}:
+            return False
+        repeats = repeats or len(values) < len(row) or -1 in values
+    return repeats
+
+
+def complete_extensions(paths: Sequence[str]) -> list[str]:
+    """Add the extension of the existing file to names without one."""
+    folders = Folders()
+
+    def complete(path: str) -> str:
+        return next(filter(folders.has, (path, *(path + extension for extension in EXTENSIONS))), path)
+
+    return [path if path.endswith(EXTENSIONS) else complete(path) for path in paths]
 
 
 class Folders:

@@ -16,13 +16,14 @@ from ...errors import UsageError
 from ...files import read_text
 from ..cache import Arrays, cached_arrays
 from .base import MultiLabelReader, check_classes, check_files_exist, check_unique, image_paths
+from .find import find_beside_images, image_folder
 
 CLASS_ORDERS = ('id', 'name')
 OBJECT = np.dtype([('row', np.int32), ('column', np.int32), ('area', np.float64)])
 _PARTS = ('images', 'annotations', 'categories')
 _SPACE = re.compile(r'[ \t\n\r]*')
 _ENDS = {'{': '}', '[': ']'}
-_CACHE_VERSION = 1  # of `_to_arrays`
+_CACHE_VERSION = 2  # of `_to_arrays`
 
 
 class ReaderCoco(MultiLabelReader):
@@ -103,7 +104,7 @@ def _parse(file: Path) -> _Content:
     """Parse a file; only what is needed of each entry is kept in memory."""
     annotations = _Annotations(file)
     images = _Entries(file, 'images', 'file_name')
-    categories = _Entries(file, 'categories', 'name')
+    categories = _Categories(file)
     try:
         found = _parse_lists(read_text(file), dict(zip(_PARTS, (images.add, annotations.add, categories.add))))
     except UsageError:
@@ -116,6 +117,7 @@ def _parse(file: Path) -> _Content:
     if missing is not None:
         raise UsageError(f"{file} is not in COCO format: '{missing}' is missing.")
     image_ids, files = images.sort()
+    categories.drop_group(annotations.references['category_id'])
     category_ids, names = categories.sort()
     check_classes(names, file)
     rows = annotations.find('image_id', image_ids)
@@ -198,6 +200,27 @@ class _Entries:
         return [self.ids[index] for index in order], [self.texts[index] for index in order]
 
 
+class _Categories(_Entries):
+    """Ids and names of the categories of a file, and the name of the group that each belongs to."""
+
+    def __init__(self, file: Path):
+        super().__init__(file, 'categories', 'name')
+        self.groups: list[Any] = []
+
+    def add(self, entry: Any) -> None:
+        super().add(entry)
+        self.groups.append(entry.get('supercategory'))
+
+    def drop_group(self, used: list[Any]) -> None:
+        """Drop the category without objects that Roboflow adds as the group of all others."""
+        groups = [group for group in self.groups if group != 'none']
+        if 'none' not in self.groups or not groups or any(group != groups[0] for group in groups):
+            return
+        place = self.groups.index('none')
+        if self.texts[place] == groups[0] and len(groups) == len(self.groups) - 1 and self.ids[place] not in used:
+            del self.ids[place], self.texts[place], self.groups[place]
+
+
 class _Annotations:
     """Image, category and area of each object of a file."""
 
@@ -246,14 +269,22 @@ def find_coco(root: Union[str, Path], split: str, year: Optional[str]) -> tuple[
     """Image folder and annotation file of a split; `year` is that of the official names, None for other data sets."""
     name = f'{split}{year or ""}'
     file = Path(root) / 'annotations' / f'instances_{name}.json'
-    if not file.is_file():
+    if file.is_file():
+        return Path(root) / name, file
+    beside = [] if year else find_beside_images(Path(root), split, ('.coco.json',))
+    if not beside:
         there = ', '.join(sorted(path.name for path in file.parent.glob('instances_*.json'))) or 'no such file'
-        raise UsageError(f'{file} does not exist; found {there}. Set another split or annotation file.')
-    return Path(root) / name, file
+        raise UsageError(
+            f'{file.absolute()} does not exist; found {there}. Set another split, or --train-ann and --val-ann to the '
+            'annotation files.')
+    return beside[0].parent, beside[0]
 
 
 def find_images(root: Union[str, Path], annotations: Union[str, Path]) -> Path:
     """Image folder of an annotation file: the one of the same name, images/, or the root itself."""
+    beside = image_folder(root, annotations)
+    if beside != Path(root):
+        return beside
     name = Path(annotations).stem.removeprefix('instances_')
     candidates = [Path(root) / name, Path(root) / 'images' / name, Path(root) / 'images', Path(root)]
     return next((candidate for candidate in candidates if candidate.is_dir()), Path(root))

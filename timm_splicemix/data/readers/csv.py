@@ -9,14 +9,18 @@ import numpy as np
 import torch
 
 from ...errors import UsageError
-from ..splits import TRAIN, VALIDATION, split_names
+from ..class_map import source_of
+from ..splits import split_names
 from .base import (
-    Folders,
+    EXTENSIONS,
     MultiLabelReader,
     check_files_exist,
     class_index,
+    complete_extensions,
+    has_splits,
     image_paths,
 )
+from .find import find_label_file
 from .table import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
@@ -35,7 +39,6 @@ _DELIMITERS = (';', '|', ',', ' ')
 _VALUES = {
     '0': 0, '1': 1, '-1': -1, '0.0': 0, '1.0': 1, '-1.0': -1, 'true': 1, 'false': 0, 'yes': 1, 'no': 0, 'y': 1, 'n': 0}
 _NOTHING = ('', 'nan', 'na', 'n/a', 'null', 'none')  # what programs write to empty cells
-_EXTENSIONS = tuple(e for ext in ('.jpg', '.jpeg', '.png', '.bmp', '.webp') for e in (ext, ext.upper()))
 _BLOCK = 1 << 13  # rows whose labels are split at once
 
 
@@ -45,43 +48,26 @@ def find_csv(
         split_column: Optional[str] = None,
         may_lack_splits: bool = False,
 ) -> Path:
-    """ Find the file of a split: its own (train.csv, val.tsv, ...), or the one of all splits.
+    """ Find the file of a split: its own (train.csv, val.tsv, train/_classes.csv, ...), or the one of all splits.
 
-    The latter is the only file in root, or labels.csv, or annotations.csv, and must have a column of splits: without
-    it, training and validation would use the same images. With `may_lack_splits`, the file is divided later.
+    The latter must have a column of splits: without it, training and validation would use the same images. With
+    `may_lack_splits`, the file is divided later.
     """
-    root = Path(root)
-    there = sorted(root.iterdir()) if root.is_dir() else []
-    files = {file.name.lower(): file for file in there if file.suffix.lower() in ('.csv', '.tsv')}
-    for name in split_names(split.lower()):
-        for suffix in ('.csv', '.tsv'):
-            if f'{name}{suffix}' in files:
-                return files[f'{name}{suffix}']
-
-    shared = [files[name] for name in ('labels.csv', 'annotations.csv') if name in files]
-    if len(files) == 1:
-        shared = [file for file in files.values() if file.stem.lower() not in (*TRAIN, *VALIDATION, 'test')]
-    if not shared:
-        listed = ', '.join(file.name for file in files.values()) or 'no .csv or .tsv file'
-        raise UsageError(f'Expected {split}.csv or one file of all splits in {root}, but got {listed}.')
-    rows = (cells for _, cells in read_rows(shared[0]))
+    file, is_shared = find_label_file(root, split, ('.csv', '.tsv'))
+    if not is_shared:
+        return file
+    rows = (cells for _, cells in read_rows(file))
     header = next(rows, [])
-    column = find_column(shared[0], header, split_column, SPLIT_COLUMNS, '--csv-split-column')
+    column = find_column(file, header, split_column, SPLIT_COLUMNS, '--csv-split-column')
     values = (cells[column] for cells in rows if len(cells) == len(header))
-    if column is None or (split_column is None and not _has_splits(values, split)):
+    if column is None or (split_column is None and not has_splits(values, split)):
         if may_lack_splits:
-            return shared[0]
+            return file
         raise UsageError(
-            f"{shared[0]} has no column of splits to find '{split}'. Its columns: {', '.join(header)}. Set "
+            f"{file} has no column of splits to find '{split}'. Its columns: {', '.join(header)}. Set "
             '--csv-split-column, write a file for each split (train.csv, val.csv), or let --val-fraction 0.2 split the '
             'images.')
-    return shared[0]
-
-
-def _has_splits(values: Iterable[str], split: Optional[str]) -> bool:
-    """Whether a column with a usual name is one of splits."""
-    names = {*TRAIN, *VALIDATION, 'test', (split or '').lower()}
-    return any(value.lower() in names for value in values)
+    return file
 
 
 class ReaderCsv(MultiLabelReader):
@@ -125,7 +111,7 @@ class ReaderCsv(MultiLabelReader):
         table = read_table(Path(file))
         image = _find_images(table, image_column)
         part = table.find(split_column, SPLIT_COLUMNS, '--csv-split-column')
-        if part is not None and split_column is None and not _has_splits(table.column(part), split):
+        if part is not None and split_column is None and not has_splits(table.column(part), split):
             part = None
         rows = _find_rows(table, root, image, part, split)
         label = table.find(label_column, LABEL_COLUMNS, '--csv-label-column')
@@ -166,7 +152,7 @@ def _find_images(table: Table, given: Optional[str]) -> int:
     column = table.find(given, IMAGE_COLUMNS, '--csv-image-column')
     if column is not None:
         return column
-    if any(name.endswith(_EXTENSIONS) for name in table.header):
+    if any(name.endswith(EXTENSIONS) for name in table.header):
         raise UsageError(
             f'The first line of {table.file} names an image: {table.listing}. Write a header above it, such as '
             'image,labels.')
@@ -183,7 +169,7 @@ def _find_rows(
     names = table.column(image)
     if '' in names:
         raise UsageError(f'{table.where(names.index(""))} has no image.')
-    paths = _complete(image_paths(root, names, str(table.file)))
+    paths = complete_extensions(image_paths(root, names, str(table.file)))
     kept = _rows_of_split(table, part, split)
     if kept is None and len(set(paths)) == len(paths):
         return _Rows(table, paths, paths, np.arange(len(paths)))
@@ -230,13 +216,14 @@ def _read_labels(
         class_to_idx = {label: int(label) for label in labels}
 
     separated = '' if delimiter is None else f"; labels are split at '{delimiter}', see --csv-delimiter"
-    hint = f'--class-map lists the classes{separated}'
+    source = source_of(class_names)
+    hint = f'{source} lists the classes{separated}'
     for number, label in enumerate(labels):
         if class_to_idx.get(label, len(class_names)) >= len(class_names):
             where = table.where(label_rows[numbers == number][0])
             class_index(label, class_to_idx, f'{where} ({hint})')
             raise UsageError(
-                f'Expected class indices 0 to {len(class_names) - 1} (--class-map) in {where}, but got {label}.')
+                f'Expected class indices 0 to {len(class_names) - 1} ({source}) in {where}, but got {label}.')
     columns = np.array([class_to_idx[label] for label in labels], dtype=int)[numbers]
     values = None if confidences is None else confidences[label_rows]
     return _Labels(list(class_names), label_rows, columns, values)
@@ -355,8 +342,8 @@ def _read_class_columns(
         missing = [name for name in class_names if name not in names]
         if missing:
             raise UsageError(
-                f"{table.file} has no column for class '{missing[0]}' of --class-map. Its columns: {table.listing}. "
-                'Correct the class, or set --csv-label-column to a column of labels.')
+                f"{table.file} has no column for class '{missing[0]}' of {source_of(class_names)}. Its columns: "
+                f'{table.listing}. Correct the class, or set --csv-label-column to a column of labels.')
         columns = [names[name] for name in class_names]
     columns = [column for column in columns if table.header[column]]  # a column without a name is an index
     if not columns:
@@ -415,13 +402,3 @@ def _rows_of_split(table: Table, column: Optional[int], split: Optional[str]) ->
             f"Column '{table.header[column]}' of {table.file} has no split '{split}'. Its splits: {there}. Set "
             '--csv-split-column to another column.')
     return [row for row, value in enumerate(values) if value == name]
-
-
-def _complete(paths: Sequence[str]) -> list[str]:
-    """Add the extension of the existing file to names without one."""
-    folders = Folders()
-
-    def complete(path: str) -> str:
-        return next(filter(folders.has, (path, *(path + extension for extension in _EXTENSIONS))), path)
-
-    return [path if path.endswith(_EXTENSIONS) else complete(path) for path in paths]

@@ -11,8 +11,9 @@ import torch
 
 from ...errors import UsageError
 from ...files import open_regular
+from ..class_map import source_of
 from ..splits import split_names
-from .base import MultiLabelReader, class_index
+from .base import MultiLabelReader, are_multi_hot, class_index, refuse_parent_folders
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -61,8 +62,10 @@ class ReaderHfdsMultiLabel(MultiLabelReader):
         self.dataset = self.dataset.cast_column(image_column, datasets.Image(decode=False))
         self.image_column = image_column
         self.label_column = column
-        paths = (path or f'{name}:{index}' for index, path in enumerate(_paths(self.dataset, image_column)))
-        super().__init__(list(paths), targets, names, root=_saved_folder(name, root) or root or name)
+        paths = list(_paths(self.dataset, image_column))
+        refuse_parent_folders([path for path, is_file in paths if is_file], f"Hugging Face data set '{name}'")
+        paths = [path or f'{name}:{index}' for index, (path, _) in enumerate(paths)]
+        super().__init__(paths, targets, names, root=_saved_folder(name, root) or root or name)
 
     def __getitem__(self, index: int) -> tuple[BinaryIO, torch.Tensor]:
         image = self.dataset[index][self.image_column]
@@ -197,11 +200,13 @@ def _rows(dataset: 'Dataset', column: str, name: str) -> Iterator[tuple[str, lis
             index += 1
 
 
-def _paths(dataset: 'Dataset', column: str) -> Iterator[Optional[str]]:
-    """Path of each image; its bytes are not read."""
+def _paths(dataset: 'Dataset', column: str) -> Iterator[tuple[Optional[str], bool]]:
+    """Path of each image, and whether it is that of a file, because the data set has no bytes; these are not read."""
     for table in dataset.with_format('arrow').iter(_ROWS):
         for chunk in table.column(column).chunks:
-            yield from chunk.flatten()[chunk.type.get_field_index('path')].to_pylist()
+            content, paths = (chunk.flatten()[chunk.type.get_field_index(field)] for field in ('bytes', 'path'))
+            files = zip(paths.to_pylist(), content.is_null().to_pylist())
+            yield from ((path, no_bytes and path is not None) for path, no_bytes in files)
 
 
 def _read_targets(
@@ -228,7 +233,7 @@ def _read_targets(
     if own_names is None and not is_text and (
             _is_fixed_numeric(feature)
             or dtype.startswith(('float', 'bool'))
-            or _are_multi_hot(all_rows(), None if names is None else len(names))
+            or are_multi_hot(all_rows(), None if names is None else len(names))
     ):
         targets = _parse_multi_hot(rows, len(dataset), None if names is None else len(names))
         return targets, names or [str(index) for index in range(targets.shape[1])]
@@ -241,20 +246,8 @@ def _read_targets(
         names = [str(index) for index in range(max((label for row in all_rows() for label in row), default=-1) + 1)]
     if not names:
         raise UsageError(f"Column '{column}' of '{name}' has no labels. Set --class-map to the classes.")
-    return _parse_labels(rows, len(dataset), names, own_names or names), names
-
-
-def _are_multi_hot(rows: Iterable[list], classes: Optional[int]) -> bool:
-    """Whether rows have the same length and only 0, 1 and -1, and one of them cannot be a set of indices."""
-    length = classes
-    repeats = False
-    for row in rows:
-        length = len(row) if length is None else length
-        values = set(row)
-        if len(row) != length or not values <= {-1, 0, 1}:
-            return False
-        repeats = repeats or len(values) < len(row) or -1 in values
-    return repeats
+    source = '' if class_names is None else source_of(class_names)
+    return _parse_labels(rows, len(dataset), names, own_names or names, source), names
 
 
 def _parse_multi_hot(rows: Iterable[tuple[str, list]], count: int, classes: Optional[int]) -> torch.Tensor:
@@ -276,6 +269,7 @@ def _parse_labels(
         count: int,
         names: list[str],
         own_names: list[str],
+        source: str,
 ) -> torch.Tensor:
     """Indices in the rows refer to `own_names`; `names` is the order of the classes in the targets."""
     class_to_idx = {name: index for index, name in enumerate(names)}
@@ -288,5 +282,5 @@ def _parse_labels(
                 label = own_names[label]
             elif label is None:
                 raise UsageError(f'Empty label in {where}: {row}.')
-            targets[index, class_index(label, class_to_idx, where)] = 1
+            targets[index, class_index(label, class_to_idx, where, source)] = 1
     return targets

@@ -6,6 +6,7 @@ import torch
 
 from ...errors import UsageError
 from ...files import read_text
+from ..class_map import source_of
 from .base import MultiLabelReader, check_files_exist, check_unique, image_paths
 
 _DIGITS = 6  # of an index: there is a name and a column for each class
@@ -36,7 +37,8 @@ class ReaderList(MultiLabelReader):
     ):
         if class_names is not None and num_classes is not None and len(class_names) != num_classes:
             raise UsageError(
-                f'--class-map has {len(class_names)} classes, but --num-classes is {num_classes}. Leave one out.')
+                f'{source_of(class_names)} has {len(class_names)} classes, but --num-classes is {num_classes}. Leave '
+                'one out.')
         rows = _read_rows(Path(file))
         if class_names is None:
             if num_classes is None:
@@ -50,8 +52,8 @@ class ReaderList(MultiLabelReader):
             for index in indices:
                 if index >= len(class_names):
                     raise UsageError(
-                        f'Expected class indices 0 to {len(class_names) - 1} in {file}:{line}, but got {index}. Set '
-                        '--class-map or --num-classes to all classes.')
+                        f'Expected class indices 0 to {len(class_names) - 1} in {file}:{line}, but got {index}. List '
+                        f'all of them in {source_of(class_names)}, or set --num-classes.')
                 targets[row, index] = 1
         paths = image_paths(root, [name for _, name, _ in rows], str(file))
         check_unique(paths, str(file))

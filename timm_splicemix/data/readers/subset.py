@@ -1,10 +1,14 @@
 """ Some of the images of another reader """
+import logging
 from pathlib import Path
 from typing import BinaryIO, Callable, Optional, Sequence, Union
 
 import torch
 
-from .base import MultiLabelReader
+from ...errors import UsageError
+from .base import Folders, MultiLabelReader
+
+_logger = logging.getLogger(__name__)
 
 
 class ReaderSubset(MultiLabelReader):
@@ -61,3 +65,22 @@ class ReaderSubset(MultiLabelReader):
 
     def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
         return self.reader.filename(int(self.indices[index]), basename, absolute)
+
+
+def without_missing_images(reader: MultiLabelReader) -> MultiLabelReader:
+    """Leave out images whose files are missing, with one line in the log."""
+    folders = Folders()
+    indices = [index for index, path in enumerate(reader.paths) if folders.has(path)]
+    missing = len(reader) - len(indices)
+    if not missing:
+        return reader
+    first = next(path for path in reader.paths if not folders.has(path))
+    where = reader.labels_file or reader.root
+    if not indices:
+        raise UsageError(
+            f'All {missing:,} images listed in {where} are missing, such as {first}. Set --data-dir or --train-images '
+            'to the folder of the images.')
+    _logger.warning(
+        f'Skipped {missing:,} of the {len(reader):,} images listed in {where}: their files are missing, such as '
+        f'{first}.')
+    return ReaderSubset(reader, indices)

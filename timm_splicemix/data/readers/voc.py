@@ -44,6 +44,7 @@ class ReaderVoc(MultiLabelReader):
         year: '2007' or '2012'.
         split: VOC's own name (train, val, trainval or test); `voc_split` gives it for timm's names.
         difficult: Target of difficult classes: 'negative' 0, 'positive' 1, 'ignore' -1.
+        images: Folder of the images, by default JPEGImages.
         images_must_exist: Raise an error for listed images that are missing.
     """
 
@@ -53,6 +54,7 @@ class ReaderVoc(MultiLabelReader):
             year: str,
             split: str,
             difficult: str = 'negative',
+            images: Union[str, Path, None] = None,
             images_must_exist: bool = True,
     ):
         _check_year(year)
@@ -69,15 +71,16 @@ class ReaderVoc(MultiLabelReader):
         self.source = 'class files' if all(file.is_file() for file in _class_files(main, split)) else 'xml'
         if self.source == 'class files':
             image_ids, labels = _read_class_files(main, split, image_ids)
-        paths = image_paths(folder / 'JPEGImages', [f'{image_id}.jpg' for image_id in image_ids], str(list_file))
+        images = folder / 'JPEGImages' if images is None else images
+        paths = image_paths(images, [f'{image_id}.jpg' for image_id in image_ids], str(list_file))
         check_unique(paths, str(list_file))
         if self.source == 'xml':
             labels = _read_xml(folder / 'Annotations', image_ids)
         if images_must_exist:
-            check_files_exist(paths, f'split {split} in {main}', folder / 'JPEGImages')
+            check_files_exist(paths, f'split {split} in {main}', images)
         targets = (labels == 1).to(torch.int8)
         targets[labels == 0] = DIFFICULT[difficult]
-        super().__init__(paths, targets, VOC_CLASSES, root=folder / 'JPEGImages')
+        super().__init__(paths, targets, VOC_CLASSES, root=images)
         self.labels_file = main if self.source == 'class files' else folder / 'Annotations'
         self.split = split
         self.image_ids = image_ids
