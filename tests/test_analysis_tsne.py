@@ -112,6 +112,7 @@ def test_bad_input_is_one_line(place, tmp_path, capsys, monkeypatch):
     (tmp_path / 'three.csv').write_text('bird,animal,small\n')
     (tmp_path / 'empty.csv').write_text('')
     (tmp_path / 'part.csv').write_text('bird,animal\n')
+    (tmp_path / 'blank.csv').write_text(''.join(f'{name},\n' for name in CLASSES))
     (tmp_path / 'no.json').write_text('{"categories": [{"name": "bird"}]}')
     (tmp_path / 'bad.json').write_text('{')
 
@@ -122,6 +123,7 @@ def test_bad_input_is_one_line(place, tmp_path, capsys, monkeypatch):
             (['--groups', tmp_path / 'three.csv'], "the row 'bird,animal,small'"),
             (['--groups', tmp_path / 'empty.csv'], 'but got none'),
             (['--groups', tmp_path / 'part.csv'], "6 are missing, such as 'cat'"),
+            (['--groups', tmp_path / 'blank.csv'], "7 are empty, such as that of 'bird'"),
             (['--groups', tmp_path / 'no.json'], 'supercategory'),
             (['--groups', tmp_path / 'bad.json'], 'Expected JSON'),
             (['--groups', tmp_path / 'nowhere.csv'], 'nowhere.csv'),

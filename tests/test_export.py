@@ -116,9 +116,13 @@ def test_class_names_can_be_given(checkpoint, tmp_path):
 
 
 @pytest.mark.skipif(not HAS_ONNX, reason="needs pip install 'timm-splicemix[export]'")
-def test_onnx_runs_with_any_number_of_images(checkpoint, tmp_path):
+def test_onnx_runs_with_any_number_of_images(checkpoint, tmp_path, capsys, caplog):
     import onnxruntime
+    caplog.set_level(logging.INFO)
     run(checkpoint, 'onnx', '--output', tmp_path)
+    lines = [line for line in caplog.messages if not line.startswith('Loading the EMA weights')]
+    assert len(lines) == 1 and lines[0].startswith('Exported ')  # none of the many steps of torch
+    assert capsys.readouterr().out == ''
     session = onnxruntime.InferenceSession(str(tmp_path / 'test_resnet.onnx'), providers=['CPUExecutionProvider'])
     for number in (1, 4):
         logits, = session.run(['logits'], {'images': IMAGES[:number].numpy()})

@@ -1,4 +1,5 @@
 """ Errors that a user can correct: one line, and exit code 2 """
+import logging
 import os
 import re
 import shutil
@@ -52,6 +53,7 @@ def own_run(finished, tmp_path):
     (['--splicemix-cl'], '--splicemix-grids'),
     (['--splicemix-grids', '2x2', '--splicemix-cl', '--splicemix-batch', 'fixed'], '--splicemix-batch append'),
     (['--splicemix-grids', '2by2'], '2by2'),
+    (['--splicemix-grids', '2*2'], "such as '1x2,2x2.*2\\*2"),
     (['--mixup-prob', '0.5'], '--mixup or --cutmix.* with --mixup-prob'),
     (['--cooldown-epochs', '2', '--sched', 'step'], '--sched cosine'),
     (['--splicemix-cl-no-detach'], '--splicemix-cl'),
@@ -258,3 +260,10 @@ def test_a_safetensors_file_is_resumed_at_epoch_0_and_a_damaged_one_is_named(dat
     assert read_checkpoint(folder / 'last.pth.tar')['epoch'] == 0
     save_file(weights, tmp_path / 'bad.safetensors', {'timm_splicemix': '[' * 100000})
     assert 'Expected a safetensors file' in refusal('--resume', tmp_path / 'bad.safetensors')
+
+
+def test_a_finished_run_says_that_it_is_finished(own_run, caplog):
+    caplog.set_level(logging.INFO)
+    main(['--resume', str(own_run)])
+    assert 'The run is finished (epochs: 1). Set --epochs to a larger number' in caplog.text
+    assert 'Training test_resnet' not in caplog.text

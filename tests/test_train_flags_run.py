@@ -1,5 +1,6 @@
 """ Effects of the flags of train.py for the course and the output of a run """
 import logging
+import re
 import sys
 import types
 
@@ -38,6 +39,19 @@ def test_a_run_evaluates_and_saves_images_at_intervals(finished):
     assert [bool(row['eval_mAP']) for row in summary(finished)] == [False, False, True]
     pictures = {path.name for path in finished.glob('train-batch-*.jpg')}
     assert pictures == {f'train-batch-{epoch}-{batch}.jpg' for epoch in range(3) for batch in (0, 3)}
+
+
+@pytest.mark.parametrize('flags', [('--mixup', '0.5'), ('--cutmix', '1'), ('--resizemix',)])
+def test_images_of_other_mixers_are_captioned_as_mixed(data, tmp_path, monkeypatch, flags):
+    texts = []
+    monkeypatch.setattr('PIL.ImageDraw.ImageDraw.text', lambda self, place, text, **kwargs: texts.append(text))
+    run = build(data, '--save-images', *flags)
+    run.train_loader.set_epoch(0)
+    run.before_batch(0, *next(iter(run.train_loader)))
+    run.lock.release()
+    assert (run.folder / 'train-batch-0-0.jpg').is_file()
+    words = ' '.join(text.replace('\n', ' ') for text in texts)
+    assert words.startswith('0 regular and 4 mixed images') and len(re.findall(r'#\d \+ #\d', words)) >= 3
 
 
 @shows('log_interval')

@@ -183,6 +183,7 @@ def test_annotations_of_coco_are_read_as_asked(score, tmp_path):
     flags += ['--val-images', 'photos', '--train-images', tmp_path / 'photos']
     both = ['--train-ann', 'yours.json', '--val-ann', 'mine.json', '--keep-unlabelled']
     assert len(score(*flags, *both, '--split', 'train').scores) == 4
+    assert len(score(*flags, *both).scores) == 3
     other = score(*flags[:-2], '--val-ann', 'mine.json', '--class-order', 'name')
     assert other.class_names == ('ant', 'dog', 'zebra')
     torch.testing.assert_close(other.scores, mine.scores.flip(1))

@@ -40,6 +40,7 @@ from .run.factory import (
 from .run.machine import describe_machine, set_up_device
 from .run.model import create_model_and_info, freeze_modules
 from .run.optimizer import create_optimizer, learning_rate
+from .run.options import check_train_options
 from .run.read import read_checkpoint
 from .run.trainer import Trainer
 
@@ -131,6 +132,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     check_train_args(args, parser)
     settings = dict(vars(args))  # saved before machine-specific changes
     map_defaults(args, given)
+    check_train_options(args)
     device = set_up_device(args)
     if args.rank:
         logging.getLogger().setLevel(logging.WARNING)

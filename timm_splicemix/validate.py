@@ -46,6 +46,7 @@ from .run.evaluation import Evaluation, Evaluator, count_parameters
 from .run.export import check_format, export_to_folder, output_folder
 from .run.load import load_from_flags, transform_model
 from .run.machine import describe_machine, set_seed, set_up_device
+from .run.options import check_validate_options
 from .run.read import THRESHOLDS, best_checkpoint, tuned_thresholds
 
 _logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         print(compare_files(args.compare, args.output, args.bootstrap, args.seed, draw_sizes))
         return
     map_defaults(args, given)
+    check_validate_options(args)
     args.device_modules, args.sync_bn = None, False  # flags of train.py alone
     device = set_up_device(args)
     if args.rank:

@@ -32,7 +32,10 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument('--data-dir', metavar='DIR', help="folder of the data set (default: the cache of 'shapes')")
     parser.add_argument('--dataset', metavar='NAME', help='such as coco/2014 (default: that of the results)')
     parser.add_argument('--split', metavar='NAME', help='split of the data set (default: that of the results)')
-    parser.add_argument('--annotations', metavar='FILE', help='annotation file (default: instances_SPLIT.json)')
+    parser.add_argument(
+        '--annotations', metavar='FILE',
+        help='annotation file in COCO format, also for results of another data set, such as csv (default: '
+             'instances_SPLIT.json)')
     parser.add_argument(
         '--number', type=at_least(1), default=20, metavar='N',
         help='classes in each of the two groups, at most half of all classes (default: %(default)s)')
@@ -127,11 +130,15 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     results = read_multilabel_results(args.paths, args.names, (CLASSES,))
     content = results[0].content
     name, split = args.dataset or content['dataset'], args.split or content['split']
-    dataset = create_dataset(name, args.data_dir, split, annotations=args.annotations, images_must_exist=False)
+    root = args.data_dir
+    if args.annotations and args.annotations.lower().endswith('.json') and not args.dataset:
+        # Boxes for results of any data set, such as csv
+        name, root = 'coco', root or Path(args.annotations).parent
+    dataset = create_dataset(name, root, split, annotations=args.annotations, images_must_exist=False)
     if not hasattr(getattr(dataset, 'reader', None), 'object_areas'):
         raise UsageError(
             f"Expected a data set with the areas of objects (coco, shapes), but got '{name}': give annotations of the "
-            'same images in COCO format (--dataset coco --annotations FILE).')
+            'same images in COCO format (--annotations FILE).')
     rows = gain_rows(results, mean_areas(dataset), args.number)
     means = mean_rows(rows)
     table = [row for row in rows if row['group'] == 'smallest'] + means[:1]

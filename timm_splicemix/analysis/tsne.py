@@ -82,6 +82,11 @@ def group_classes(class_names: Sequence[str], groups: Optional[dict[str, str]], 
         raise UsageError(
             f"Expected a super-category for each class in {path}, but {len(missing)} are missing, such as "
             f"'{missing[0]}'.")
+    empty = [name for name in class_names if not groups[name].strip()]
+    if empty:
+        raise UsageError(
+            f"Expected a super-category for each class in {path}, but {len(empty)} are empty, such as that of "
+            f"'{empty[0]}'. Name them, or leave --groups out.")
     return [groups[name] for name in class_names]
 
 

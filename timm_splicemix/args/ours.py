@@ -60,7 +60,7 @@ def add_validate_args(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group('Multi-label evaluation')
     add = group.add_argument
     add('--metrics', default='paper', choices=list(PRESETS), help=_PRESETS)
-    add_prediction_args(group)
+    add_prediction_args(group, can_tune=True)
     add('--tune-split', metavar='NAME',
         help='split to tune thresholds on; it must not share images with --split or with the training set (default: '
              'the validation split of the run, if another split is evaluated)')
@@ -265,15 +265,15 @@ def _add_decoding_args(add: Any) -> None:
         help='shorter side of images in the cache; larger images are resized (default: exact pixels)')
 
 
-def add_prediction_args(group: Any) -> None:
-    """Add the flags that turn logits into predictions to an argument group."""
+def add_prediction_args(group: Any, can_tune: bool = False) -> None:
+    """Add the flags that turn logits into predictions to an argument group; `can_tune` adds --thresholds tune."""
     group.add_argument(
         '--tta', choices=['flip'], help='test-time augmentation: average each image and its mirror image')
+    tune = ', or tune: find the best ones and write them beside the checkpoint' if can_tune else ''
     group.add_argument(
-        '--thresholds', metavar='P|FILE|tune',
-        help='probability above which a class is predicted, a thresholds.json with one per class, or tune (validate '
-             'only): find the best ones and write them beside the checkpoint (default: the thresholds.json of the run '
-             'if there is one, else the threshold of --metrics, or 0.5)')
+        '--thresholds', metavar='P|FILE|tune' if can_tune else 'P|FILE',
+        help=f'probability above which a class is predicted, a thresholds.json with one per class{tune} (default: the '
+             'thresholds.json of the run if there is one, else the threshold of --metrics, or 0.5)')
 
 
 def add_predict_model_args(parser: argparse.ArgumentParser) -> None:

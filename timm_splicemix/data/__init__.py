@@ -21,6 +21,8 @@ from .readers.list import ReaderList
 from .readers.voc import DIFFICULT, ReaderVoc
 from .readers.wds import ReaderWds
 from .registry import (
+    check_dataset_name,
+    check_download,
     check_has_positives,
     create_dataset,
     dataset_names,
@@ -51,6 +53,8 @@ __all__ = [
     'ReaderWds',
     'StrictImageDataset',
     'align_classes',
+    'check_dataset_name',
+    'check_download',
     'check_has_positives',
     'convert_image',
     'create_dataset',

@@ -151,6 +151,12 @@ def dataset_names() -> list[str]:
     return sorted(_READERS) + sorted(filter(None, _TIMM_FOLDERS)) + sorted(_TIMM_PREFIXES)
 
 
+def check_dataset_name(name: str) -> None:
+    """Raise an error for a name that `create_dataset` does not accept."""
+    if name not in _READERS and name.lower() not in _TIMM_FOLDERS and not name.lower().startswith(_TIMM_PREFIXES):
+        raise UsageError(f"Unknown data set '{name}'. Known ones: {', '.join(dataset_names())}.")
+
+
 def create_dataset(
         name: str,
         root: Root = None,
@@ -367,10 +373,9 @@ def _timm_dataset(
         common: dict[str, Any],
         kwargs: dict[str, Any],
 ) -> torch.utils.data.Dataset:
+    check_dataset_name(name)
     if name.lower() in _TIMM_FOLDERS:
         _need_folder(root, name)
-    elif not name.lower().startswith(_TIMM_PREFIXES):
-        raise UsageError(f"Unknown data set '{name}'. Known ones: {', '.join(dataset_names())}.")
     try:
         dataset = timm.data.create_dataset(
             name, root=None if root is None else str(root), split=split, is_training=is_training, download=download,

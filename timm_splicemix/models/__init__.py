@@ -6,7 +6,7 @@ from .classifier import (
     mean_prior_bias,
     prior_bias,
 )
-from .create import create_model
+from .create import check_model_name, create_model
 from .feature_map import FeatureMap, check_consistency, describe_features
 from .pooling import is_max_pooled
 from .shufflenetv2 import ShuffleNetV2
@@ -17,6 +17,7 @@ __all__ = [
     'FeatureMap',
     'ShuffleNetV2',
     'check_consistency',
+    'check_model_name',
     'classifier_parameters',
     'create_model',
     'describe_features',

@@ -2,8 +2,10 @@
 import difflib
 from pathlib import Path
 from typing import Any, Optional, Union
+from urllib.error import URLError
 
 import timm
+from huggingface_hub.utils import LocalEntryNotFoundError, OfflineModeIsEnabled
 from timm.models import (
     get_arch_pretrained_cfgs,
     load_state_dict,
@@ -17,7 +19,8 @@ from .pooling import pool_by_max
 from .with_head import HEAD_PREFIX, add_head
 
 
-def _check_name(name: str) -> None:
+def check_model_name(name: str) -> None:
+    """Raise an error for a name, or its tag, that timm does not have."""
     source, name = parse_model_name(name)
     if source is not None:
         return
@@ -70,7 +73,7 @@ def create_model(
         >>> is_max_pooled(model)
         True
     """
-    _check_name(model_name)
+    check_model_name(model_name)
     if head:
         if global_pool is not None:
             raise UsageError(f"Expected a head or global_pool (--gp), but got head '{head}' and '{global_pool}'.")
@@ -78,7 +81,7 @@ def create_model(
     if head_kwargs or side_inputs:
         raise UsageError('Expected a head with head_kwargs and side_inputs, but got none.')
     to_max = global_pool == 'max'
-    model = timm.create_model(
+    model = _create_timm_model(
         model_name,
         pretrained=pretrained,
         num_classes=num_classes,
@@ -88,6 +91,16 @@ def create_model(
     if to_max:
         pool_by_max(model, timm_kwargs.get('img_size'))
     return model
+
+
+def _create_timm_model(model_name: str, **kwargs: Any) -> nn.Module:
+    try:
+        return timm.create_model(model_name, **kwargs)
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, URLError) as error:
+        raise UsageError(
+            f"Cannot download '{model_name}': there is no connection to the Hugging Face Hub or to the site of the "
+            'weights, and they are not in the cache. Connect to the Internet, set HF_HOME to a cache that has them, or '
+            'give a file of weights (--pretrained-path in training, else --checkpoint).') from error
 
 
 def _create_with_head(
@@ -101,7 +114,7 @@ def _create_with_head(
 ) -> nn.Module:
     timm_kwargs = dict(timm_kwargs)
     checkpoint = timm_kwargs.pop('checkpoint_path', None)
-    model = timm.create_model(model_name, pretrained=pretrained, num_classes=0, **timm_kwargs)
+    model = _create_timm_model(model_name, pretrained=pretrained, num_classes=0, **timm_kwargs)
     if num_classes is None:
         num_classes = (getattr(model, 'pretrained_cfg', None) or {}).get('num_classes') or 1000
     add_head(model, head, num_classes, head_kwargs, side_inputs, timm_kwargs.get('img_size'))

@@ -1,5 +1,6 @@
 """ Export a model to another format, and check the file by running it """
 import argparse
+import contextlib
 import copy
 import io
 import json
@@ -8,7 +9,7 @@ import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Union
+from typing import Any, Callable, Iterator, Union
 
 import torch
 from safetensors.torch import save_file
@@ -125,6 +126,20 @@ def _export_pt2(model: nn.Module, info: CheckpointInfo, images: torch.Tensor, pa
     return torch.export.load(str(path)).module()
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the steps that torch.onnx and its passes print and log; errors and warnings of the log stay."""
+    before = logging.root.manager.disable
+    logging.disable(max(logging.INFO, before))
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter('ignore')
+            yield
+    finally:
+        logging.disable(before)
+
+
+@_quiet()
 def _export_onnx(model: nn.Module, info: CheckpointInfo, images: torch.Tensor, path: Path) -> Runner:
     try:
         import onnx  # noqa: F401 - torch needs both to export

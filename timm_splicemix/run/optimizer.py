@@ -1,7 +1,7 @@
 """ Optimizer and learning rates from flags, with --backbone-lr-scale """
 import argparse
 from pathlib import Path
-from typing import Any, Iterable, Optional
+from typing import Any, Iterable, Optional, Union
 
 import torch
 from timm.optim import create_optimizer_v2, optimizer_kwargs
@@ -30,15 +30,31 @@ def create_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.
         model: A timm model.
         args: Flags, with `lr` set.
     """
+    optimizer = create_plain_optimizer(model, args)
+    if args.backbone_lr_scale != 1.:
+        scale_others(optimizer, classifier_parameters(model), args.backbone_lr_scale)
+    return optimizer
+
+
+def create_plain_optimizer(
+        model: Union[nn.Module, list[nn.Parameter]],
+        args: argparse.Namespace,
+        **options: Any,
+) -> torch.optim.Optimizer:
+    """ Create timm's optimizer.
+
+    Args:
+        model: A timm model, or parameters, for which --layer-decay has no effect.
+        args: Flags.
+        **options: Arguments of timm's function that override the flags.
+    """
     try:
-        optimizer = create_optimizer_v2(model, **optimizer_kwargs(args), **args.opt_kwargs)
+        optimizer = create_optimizer_v2(model, **{**optimizer_kwargs(args), **options}, **args.opt_kwargs)
     except (AssertionError, IndexError, TypeError, ValueError) as error:
         raise UsageError(f"Expected an optimizer of timm for --opt, but got '{args.opt}': {error}") from error
     for name in ('eps', 'betas'):
         if getattr(args, f'opt_{name}') is not None and name not in optimizer.defaults:
             raise UsageError(f"Expected an optimizer that has {name} for --opt-{name}, but got '{args.opt}'.")
-    if args.backbone_lr_scale != 1.:
-        scale_others(optimizer, classifier_parameters(model), args.backbone_lr_scale)
     return optimizer
 
 

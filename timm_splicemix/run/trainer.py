@@ -198,9 +198,13 @@ class Trainer(Hooks):
     def train(self) -> None:
         """Train until the last epoch, early stopping, or a signal."""
         args = self.args
-        _logger.info(
-            f'Training {args.model} on {len(self.train_loader.dataset):,} images for {self.num_epochs} epochs of '
-            f'{self.num_batches} batches, learning rate {args.lr:.4g}.')
+        if args.resume and self.start_epoch >= self.num_epochs:
+            _logger.info(
+                f'The run is finished (epochs: {self.num_epochs}). Set --epochs to a larger number to train longer.')
+        else:
+            _logger.info(
+                f'Training {args.model} on {len(self.train_loader.dataset):,} images for {self.num_epochs} epochs of '
+                f'{self.num_batches} batches, learning rate {args.lr:.4g}.')
         try:
             with StopRequest(self.group) as self.stop:
                 self._run_epochs()
