@@ -1,6 +1,9 @@
 import copy
+import os
 import pickle
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import timm
@@ -343,3 +346,41 @@ def test_the_model_works_in_channels_last():
     expected = model(images)
     output = model.to(memory_format=torch.channels_last)(images.contiguous(memory_format=torch.channels_last))
     torch.testing.assert_close(output, expected)
+
+
+# --- timm's own tests ---
+
+
+@pytest.mark.parametrize('name', WIDTHS)
+@pytest.mark.parametrize('pool', ['avg', 'max'])
+@pytest.mark.filterwarnings('ignore:`torch.jit.script` is deprecated:FutureWarning')
+def test_the_model_can_be_scripted(name, pool):
+    model = timm.create_model(name, num_classes=5, global_pool=pool, drop_rate=0.1, scriptable=True).eval()
+    scripted = torch.jit.script(model)
+    images = make_images()
+    torch.testing.assert_close(scripted(images), model(images))
+    assert scripted.train()(images).shape == (2, 5)
+
+
+@pytest.mark.filterwarnings('ignore:`torch.jit.script` is deprecated:FutureWarning')
+def test_features_traced_by_fx_can_be_scripted():
+    model = timm.create_model(SMALL, features_only=True, feature_cls='fx', scriptable=True).eval()
+    images = make_images()
+    maps = torch.jit.script(model)(images)
+    assert [m.shape[1] for m in maps] == model.feature_info.channels()
+    assert all(map(torch.equal, maps, model(images)))
+
+
+@pytest.mark.parametrize('kwargs', [{'head': 'x'}, {'drop_path_rate': 0.1}, {'features_only': True, 'widths': 2}])
+def test_unknown_arguments_are_refused(kwargs):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{list(kwargs)[-1]}'"):
+        timm.create_model(SMALL, **kwargs)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif('TIMM_SCRIPTS' not in os.environ, reason='TIMM_SCRIPTS names no clone of pytorch-image-models')
+def test_timms_own_tests_pass(run):
+    done = run(
+        sys.executable, '-m', 'pytest', '-q', '-p', 'timm_splicemix', '-p', 'no:cacheprovider', '--noconftest',
+        'test_models.py', '-k', 'shufflenetv2 and not pretrained', cwd=Path(os.environ['TIMM_SCRIPTS']) / 'tests')
+    assert done.returncode == 0 and ' passed' in done.stdout, done.stdout

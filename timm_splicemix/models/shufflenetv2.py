@@ -67,15 +67,18 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
         ]
         self.reset_classifier(num_classes, global_pool)
 
+    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return {
             'stem': r'^conv1',
             'blocks': [(r'^stage(\d+)' if coarse else r'^stage(\d+)\.(\d+)', None), (r'^conv5', (99999,))],
         }
 
+    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
 
+    @torch.jit.ignore
     def get_classifier(self, name_only: bool = False) -> Union[str, nn.Module]:
         return 'fc' if name_only else self.fc
 
@@ -148,8 +151,12 @@ class ShuffleNetV2(tvm.ShuffleNetV2):
         return module(x)
 
     def forward_features(self, x: torch.Tensor) -> torch.Tensor:
-        for info in self.feature_info:
-            x = self._forward_level(info['module'], x)
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            for info in self.feature_info:
+                x = self._forward_level(info['module'], x)
+        else:  # TorchScript cannot compile the loop
+            x = self.maxpool(self.conv1(x))
+            x = self.stage4(self.stage3(self.stage2(x)))
         return self.conv5(x)  # (B, num_features, H / 32, W / 32)
 
     def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
