@@ -118,22 +118,31 @@ def test_a_compiled_task_gives_the_same(consistency_weight):
     assert torch.equal(task.eval().get_eval_model()(images), models[1](images))
 
 
-def test_compilation_is_of_the_backbone_and_not_of_the_task():
-    graphs = []
+@pytest.mark.parametrize('head', ['', 'csra'])
+def test_backbone_and_head_are_compiled_for_mixed_and_unmixed_batches(head):
+    called = []
 
     def backend(graph, inputs):
-        graphs.append(graph.code)
-        return graph
+        def call(*args):
+            called.append(graph.code)
+            return graph(*args)
+        return call
 
     torch.manual_seed(0)
-    model = create_model('test_resnet', num_classes=5, global_pool='max')
+    model = create_model('test_resnet', num_classes=5, global_pool=None if head else 'max', head=head)
     task = make_task(model, consistency_weight=1., input_size=(3, 64, 64)).train()
     task.compile(backend=backend)
     images, targets = make_batch(4, height=64, width=64)
-    task(images, targets)
-    assert len(graphs) == 1
-    assert 'conv2d' in graphs[0] and 'linear' not in graphs[0] and 'cross_entropy' not in graphs[0]
-    task.mixer.mixup_enabled = False  # an unmixed batch works too
+    names = {'': ('linear',), 'csra': ('conv2d', 'softmax')}[head]
+    for enabled in (True, False, False):  # after --splicemix-off-epoch no batch is mixed
+        task.mixer.mixup_enabled = enabled
+        called.clear()
+        result = task(images, targets)
+        assert bool(result['consistency_loss']) == enabled
+        backbone, own_head = called  # parts are not compiled, as their sizes vary
+        assert 'batch_norm' in backbone and 'linear' not in backbone and 'cross_entropy' not in backbone
+        assert 'batch_norm' not in own_head and 'cross_entropy' not in own_head
+        assert any(name in own_head for name in names), own_head
     torch.testing.assert_close(task.eval()(images, targets)['output'], model(images))
 
 

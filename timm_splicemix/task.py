@@ -35,6 +35,7 @@ class SpliceMixModule(nn.Module):
         # Compiled functions that replace the model's own; being functions, they add no keys to the state dict.
         self._whole: Optional[Callable] = None
         self._features: Optional[Callable] = None
+        self._head: Optional[Callable] = None  # of whole images; the sizes of parts vary too much to be compiled
 
     def forward(
             self,
@@ -55,12 +56,13 @@ class SpliceMixModule(nn.Module):
         if has_head(self.model):
             logits, part_logits, aux = self._forward_with_head(images, plan)
             return (logits, part_logits, aux) if aux else (logits, part_logits)
-        if plan is None or not plan.num_parts:
+        has_parts = self._check_parts(images, plan)
+        if not has_parts and self._features is None:
             return (self._whole or self.model)(images), None
-        if self.feature_map is None:
-            self.feature_map = check_consistency(self.model, tuple(images.shape[1:]))
         features = (self._features or self.model.forward_features)(images)
-        logits = self.model.forward_head(features)
+        logits = (self._head or self.model.forward_head)(features)
+        if not has_parts:
+            return logits, None
         image_size = (images.shape[2], images.shape[3])
         maps, prefix = self.feature_map.split(features, image_size)  # (K + M, C, h, w)
         part_logits = []
@@ -74,22 +76,30 @@ class SpliceMixModule(nn.Module):
             images: torch.Tensor,
             plan: Optional[Plan],
     ) -> tuple[torch.Tensor, Optional[torch.Tensor], dict[str, torch.Tensor]]:
-        if plan is None or not plan.num_parts:
+        has_parts = self._check_parts(images, plan)
+        if not has_parts and self._features is None:
             logits, aux = (self._whole or self.model.forward_train)(images)
             return logits, None, aux
-        if self.feature_map is None:
-            self.feature_map = check_consistency(self.model, tuple(images.shape[1:]))
         image_size = (images.shape[2], images.shape[3])
         features = (self._features or self.model.forward_features)(images)
         maps = self.model.head_maps(features, image_size)  # (K + M, C, h, w)
         head = self.model.get_classifier()
         weights = head.class_weights()  # once for images and parts
-        logits, aux = head.forward_train(maps, weights)
+        logits, aux = (self._head or head.forward_train)(maps, weights)
+        if not has_parts:
+            return logits, None, aux
         parts = [head.forward_cells(parts, weights) for _, parts in plan.parts(maps, image_size)]
         return logits, torch.cat(parts), aux
 
+    def _check_parts(self, images: torch.Tensor, plan: Optional[Plan]) -> bool:
+        """Whether the plan selects parts; raises an error if the model cannot predict them."""
+        has_parts = plan is not None and plan.num_parts > 0
+        if has_parts and self.feature_map is None:
+            self.feature_map = check_consistency(self.model, tuple(images.shape[1:]))
+        return has_parts
+
     def compile(self, consistency: bool, **kwargs: Any) -> None:
-        """ Compile the backbone alone if consistency learning needs its features, otherwise the whole model.
+        """ Compile backbone and head separately if consistency learning needs features, otherwise the whole model.
 
         Args:
             consistency: Whether parts of the feature maps will be predicted.
@@ -97,6 +107,8 @@ class SpliceMixModule(nn.Module):
         """
         if consistency:
             self._features = torch.compile(self.model.forward_features, **kwargs)
+            head = self.model.get_classifier().forward_train if has_head(self.model) else self.model.forward_head
+            self._head = torch.compile(head, **kwargs)
         else:
             forward = self.model.forward_train if has_head(self.model) else self.model.forward
             self._whole = torch.compile(forward, **kwargs)
