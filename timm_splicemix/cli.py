@@ -12,7 +12,7 @@ COMMANDS = {
     'validate': 'evaluate a checkpoint on a data set',
     'predict': 'predict the labels of images',
     'preview': 'draw a mixed batch of a data set',
-    'export': 'export a checkpoint to ONNX, torch.export (.pt2), TorchScript or safetensors',
+    'export': 'export a checkpoint to ONNX, .pt2, TorchScript or safetensors',
     'compare': 'compare the results of two models, with confidence intervals',
     'split': 'split a data set into images to train and to validate on',
     'stats': 'show the label statistics of a data set',
