@@ -18,6 +18,7 @@ COMMANDS = {
     'stats': 'show the label statistics of a data set',
     'check': 'find unreadable images of a data set',
     'report': 'write an HTML report of runs',
+    'push': 'publish a model on the Hugging Face Hub',
     'analysis': "draw one of the paper's figures: timm-splicemix analysis NAME ...",
 }
 ANALYSES = {
