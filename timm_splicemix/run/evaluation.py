@@ -422,8 +422,8 @@ def choose_tune_split(split: str, info: CheckpointInfo) -> str:
     if own_split(found) == own_split(split):
         raise UsageError(
             f"Expected --tune-split with --thresholds tune, but got none: thresholds must not be tuned on '{split}', "
-            f'on which they are evaluated. Evaluate another split, such as --split test --tune-split {split}, or give '
-            '--tune-split a split of images that the model was not trained on.')
+            f"on which they are evaluated. Evaluate another split (--split test tunes on '{found}'), or divide "
+            'the images by timm-splicemix split, and give --split-file and --tune-split.')
     _logger.info(f"Tuning the thresholds on '{found}', the validation split of the run; --tune-split sets another one.")
     return found
 
