@@ -161,7 +161,9 @@ def test_moved_and_missing_pictures_are_one_line(tmp_path, capsys):
     (moved / '2.jpg').write_bytes(b'no image')
     page, data = report(tmp_path, results, '--images', moved)
     missing = [file for file, thumbnail in zip(data['files'], data['thumbnails']) if thumbnail is None]
-    assert sorted(missing) == ['0.jpg', '2.jpg'] and '2 of 7 pictures cannot be read, such as' in notes_of(page)
+    message = '2 of 7 pictures cannot be read, such as'
+    assert sorted(missing) == ['0.jpg', '2.jpg'] and message in notes_of(page)
+    assert message in capsys.readouterr().err
     check_refused(main, [results, '--images', moved / '1.jpg'], '--images', capsys)
 
 
@@ -174,6 +176,13 @@ def test_results_without_their_folder_use_that_of_the_run(tmp_path):
     assert None not in report(tmp_path, run)[1]['thumbnails']
     (run / 'args.yaml').write_text(f'dataset: coco\ndata_dir: {run}\n')  # other images of the same name
     assert set(report(tmp_path, run)[1]['thumbnails']) == {None}
+
+
+def test_images_inside_shards_are_listed_without_pictures(tmp_path):
+    results = write_results(tmp_path / 'results', image_folder=None, dataset='wds/photos')
+    page, data = report(tmp_path, results)
+    assert len(data['cards']) == 15 and set(data['thumbnails']) == {None}
+    assert 'No pictures of results: its images are not files of their own.' in page.words
 
 
 def test_malformed_thresholds_are_one_line(tmp_path, capsys):

@@ -18,6 +18,7 @@ import argparse
 import math
 import os
 import re
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence
@@ -27,7 +28,7 @@ from .analysis.page import Chart, Line, Picture, Table, render_page
 from .args import CommandParser, command
 from .args.types import at_least
 from .errors import UsageError
-from .files import read_rows, read_yaml, short_names, write_text
+from .files import printable, read_rows, read_yaml, short_names, write_text
 from .results import CLASSES, RESULTS, Result, read_result
 from .run.tracking import read_summary
 
@@ -329,7 +330,9 @@ def mistake_blocks(folders: Sequence[Folder], limits: Limits, images: Optional[P
     if not evaluated:
         return []
     mistakes = collect_mistakes(evaluated, limits)
-    return [*(('note', note) for note in mistakes.notes), ('mistakes', mistakes.data)]
+    for problem in mistakes.problems:
+        print(printable(problem), file=sys.stderr)
+    return [*(('note', note) for note in (*mistakes.notes, *mistakes.problems)), ('mistakes', mistakes.data)]
 
 
 def image_folders(result: Result, settings: dict[str, Any]) -> list[Path]:

@@ -43,8 +43,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Mistakes:
-    """A block of the page: notes, and the data that its script shows."""
+    """A block of the page: notes, sentences about missing pictures, and the data that its script shows."""
     notes: list[str]
+    problems: list[str]
     data: dict[str, Any]
 
 
@@ -73,7 +74,7 @@ class Evaluated:
         self.folders = folders
         self.class_names = scores.class_names
         self.files = scores.filenames or tuple(f'image {index}' for index in range(len(scores.targets)))
-        self.has_files = bool(scores.filenames)
+        self.has_files = bool(scores.filenames) and content.get('image_folder', '') is not None
         self.tuned_on = content.get('thresholds_tuned_on')
         self.thresholds = _read_thresholds(result, len(self.class_names))
         self.strict = content.get('preset') in PRESETS and PRESETS[content['preset']].strict
@@ -242,9 +243,10 @@ def collect_mistakes(evaluated: Sequence[Evaluated], limits: Limits) -> Mistakes
         else:
             chosen.append((candidate, picture, views.setdefault((number, row), len(views))))
     chosen.sort(key=lambda card: -card[0].confidence)
-    thumbnails, problems = pictures.read(limits.size)
-    notes = [*_notes(evaluated, limits, left_out), *_picture_notes(evaluated, folders, problems, len(thumbnails))]
-    return Mistakes(notes, {
+    thumbnails, reasons = pictures.read(limits.size)
+    notes = _notes(evaluated, limits, left_out)
+    notes += [f'Pictures: {folder}' for folder in dict.fromkeys(filter(None, folders))]
+    return Mistakes(notes, list(_picture_problems(evaluated, folders, reasons, len(thumbnails))), {
         'results': [{
             'name': one.name, 'classes': one.class_names, 'images': len(one.targets),
             'thresholds': [round(value, 4) for value in one.thresholds.tolist()],
@@ -278,20 +280,20 @@ def _notes(evaluated: Sequence[Evaluated], limits: Limits, left_out: int) -> lis
     return notes
 
 
-def _picture_notes(
+def _picture_problems(
         evaluated: Sequence[Evaluated],
         folders: Sequence[Optional[Path]],
-        problems: Sequence[str],
+        reasons: Sequence[str],
         number: int,
 ) -> Iterator[str]:
-    """Say where the pictures are from, and which are missing."""
-    for place in dict.fromkeys(filter(None, folders)):
-        yield f'Pictures: {place}'
+    """Say which of a number of pictures are missing."""
     for one, place in zip(evaluated, folders):
-        if place is None:
+        if place is None and not one.has_files:
+            yield f'No pictures of {one.name}: its images are not files of their own.'
+        elif place is None:
             where = f', such as {one.files[0]}, in {" or ".join(map(str, one.folders))}' if one.folders else ''
             yield (
                 f'No pictures of {one.name}: its images were not found as files{where}. If they were moved, give their '
                 'folder by --images.')
-    if problems:
-        yield f'{len(problems):,} of {number:,} pictures cannot be read, such as {problems[0]}.'
+    if reasons:
+        yield f'{len(reasons):,} of {number:,} pictures cannot be read, such as {reasons[0]}.'
