@@ -88,9 +88,17 @@ def test_the_thresholds_of_the_evaluation_count(tmp_path):
         tmp_path / 'results', threshold=[0.95, 0.05, 0.5], preset='asl', thresholds_tuned_on='csv tune')
     page, data = report(tmp_path, results)
     assert cards_of(data, 'fp', 'cat') == [('0.jpg', 0.99)] and len(cards_of(data, 'fn', 'cat')) == 2
-    assert cards_of(data, 'fn', 'dog') == [('2.jpg', 0.02)]
+    assert cards_of(data, 'fn', 'dog') == [('2.jpg', 0.02), ('6.jpg', 0.05)]  # at the threshold is not above
     assert 'a probability above the threshold of its class, tuned on csv tune' in notes_of(page)
     assert data['results'][0]['thresholds'] == [0.95, 0.05, 0.5]
+
+
+def test_a_probability_at_the_threshold_is_predicted_as_in_the_metrics(tmp_path):
+    for threshold in torch.arange(0.05, 1, 0.05).tolist():
+        results = write_results(tmp_path / 'results', [((threshold, 0), (threshold, 1))], threshold=threshold)
+        _, data = report(tmp_path, results)
+        assert len(cards_of(data, 'fp', 'cat')) == data['results'][0]['wrong'][0][0] == 1
+        assert not cards_of(data, 'fn', 'dog')
 
 
 def test_a_card_lists_all_labels_of_its_image(tmp_path):
@@ -102,6 +110,14 @@ def test_a_card_lists_all_labels_of_its_image(tmp_path):
         tmp_path / 'many', images=[((0.9, 0),) * 2] * 2, classes=[str(index) for index in range(40)], threshold=0.05)
     _, data = report(tmp_path, many)
     assert {(len(view), rest) for view, rest in data['views']} == {(12, 28)}
+
+
+def test_every_one_of_many_classes_has_its_mistakes(tmp_path):
+    classes = [f'class {index}' for index in range(150)]
+    results = write_results(tmp_path / 'results', [((0.9, 0), (0.1, 1))] * 2, classes, threshold=0.05)
+    _, data = report(tmp_path, results, '--mistakes', 1, '--sample', 0)
+    assert sorted(card[4] for card in data['cards'] if card[3] == 'fp') == [0, *range(2, 150)]
+    assert data['results'][0]['wrong'][0] == [2, 0, *[2] * 148]
 
 
 def test_each_picture_is_embedded_once_and_small(tmp_path):
@@ -215,7 +231,7 @@ STEPS = """
         wide: page.documentElement.scrollWidth, status: get('mistakes-status').textContent,
         more: get('mistakes-more').hidden ? null : get('mistakes-more').textContent,
         pictures: pictures.filter(picture => picture.naturalWidth).length,
-        cards: cards.map(card => [card.querySelector('.badge').textContent, card.querySelector('h4')?.textContent ?? '',
+        cards: cards.map(card => [card.querySelector('.badge').textContent, card.querySelector('h3')?.textContent ?? '',
                                   card.querySelector('.file').textContent])});
     };
     const choose = async (name, value) => {

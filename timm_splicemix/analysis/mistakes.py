@@ -2,6 +2,7 @@
 import base64
 import contextlib
 import io
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ FALSE_POSITIVE, FALSE_NEGATIVE, RANDOM = range(3)  # kinds of cards, in the orde
 KINDS = ('fp', 'fn', 'random')  # as in the address of the page
 MAX_LABELS = 12  # of an image that are right or missed, and of those that are wrong or unknown
 _SEED = 0  # of the random sample
+_CLASSES_AT_ONCE = 64
 _TRIED = 20  # files by which the folder of the images is found
 
 
@@ -56,7 +58,7 @@ class Candidate(NamedTuple):
     kind: int
     index: int = -1  # of the class
     probability: Optional[float] = None
-    confidence: float = -1.  # mistakes are sorted by it
+    confidence: float = -math.inf  # mistakes are sorted by it
 
 
 class Evaluated:
@@ -79,7 +81,7 @@ class Evaluated:
         self.thresholds = _read_thresholds(result, len(self.class_names))
         self.strict = content.get('preset') in PRESETS and PRESETS[content['preset']].strict
         self.targets = scores.targets
-        self.probabilities = scores.scores.double().sigmoid()
+        self.scores = scores.scores
         limits = self.thresholds.logit().to(scores.scores.dtype)  # compared as the metrics do
         self.predicted = scores.scores > limits if self.strict else scores.scores >= limits
 
@@ -89,24 +91,30 @@ class Evaluated:
             return self.predicted & (self.targets == 0)
         return ~self.predicted & (self.targets == 1)
 
-    def confidence(self, kind: int) -> torch.Tensor:
-        """(N, classes) distance of the probability from the threshold, 1 at a probability of 1 or 0."""
-        low, high = self.thresholds.clamp(min=1e-9), (1 - self.thresholds).clamp(min=1e-9)
-        distance = self.probabilities - self.thresholds
-        return distance / high if kind == FALSE_POSITIVE else -distance / low
+    def confidence(self, kind: int, classes: slice) -> torch.Tensor:
+        """(N, some classes) distance of the probability from the threshold, 1 at a probability of 1 or 0."""
+        thresholds = self.thresholds[classes]
+        distance = self.scores[:, classes].double().sigmoid() - thresholds
+        if kind == FALSE_POSITIVE:
+            return distance / (1 - thresholds).clamp(min=1e-9)
+        return -distance / thresholds.clamp(min=1e-9)
+
+    def probability(self, row: int, index: int) -> float:
+        return round(float(self.scores[row, index].double().sigmoid()), 4)
 
     def labels(self, row: int) -> list[Any]:
         """Return a list of [class, probability, label, predicted], the most probable first, and how many are left out.
 
         Classes are shown that are labelled or predicted, at most `MAX_LABELS` of each.
         """
-        order = self.probabilities[row].argsort(descending=True, stable=True).tolist()
-        labelled = [index for index in order if self.targets[row, index] == 1]
-        others = [index for index in order if self.predicted[row, index] and self.targets[row, index] != 1]
+        order = self.scores[row].argsort(descending=True, stable=True).tolist()
+        labels, predicted = self.targets[row].tolist(), self.predicted[row].tolist()
+        labelled = [index for index in order if labels[index] == 1]
+        others = [index for index in order if predicted[index] and labels[index] != 1]
         kept = {*labelled[:MAX_LABELS], *others[:MAX_LABELS]}
-        entries = [[
-            index, round(float(self.probabilities[row, index]), 4), int(self.targets[row, index]),
-            int(self.predicted[row, index])] for index in order if index in kept]
+        entries = [
+            [index, self.probability(row, index), labels[index], int(predicted[index])]
+            for index in order if index in kept]
         return [entries, len(labelled) + len(others) - len(kept)]
 
     def rule(self) -> str:
@@ -137,12 +145,15 @@ def find_candidates(evaluated: Sequence[Evaluated], limits: Limits) -> Iterator[
     ranks: list[list[Candidate]] = [[] for _ in range(limits.per_class)]
     for number, one in enumerate(evaluated):
         for kind in (FALSE_POSITIVE, FALSE_NEGATIVE):
-            values = one.confidence(kind).masked_fill(~one.wrong(kind), -1.)
-            best = values.topk(min(limits.per_class, len(values)), dim=0)
-            for rank, (confidences, rows) in enumerate(zip(best.values.tolist(), best.indices.tolist())):
-                ranks[rank] += [
-                    Candidate(number, row, kind, index, round(float(one.probabilities[row, index]), 4), value)
-                    for index, (value, row) in enumerate(zip(confidences, rows)) if value >= 0]
+            wrong = one.wrong(kind)
+            for start in range(0, wrong.shape[1], _CLASSES_AT_ONCE):
+                part = slice(start, start + _CLASSES_AT_ONCE)
+                values = one.confidence(kind, part).masked_fill(~wrong[:, part], -math.inf)
+                best = values.topk(min(limits.per_class, len(values)), dim=0)
+                for rank, (confidences, rows) in enumerate(zip(best.values.tolist(), best.indices.tolist())):
+                    ranks[rank] += [
+                        Candidate(number, row, kind, index, one.probability(row, index), value)
+                        for index, (value, row) in enumerate(zip(confidences, rows), start) if value > -math.inf]
     for rank in ranks:
         yield from sorted(rank, key=lambda candidate: -candidate.confidence)
 

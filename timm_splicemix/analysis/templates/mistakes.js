@@ -74,7 +74,7 @@
       meter.firstChild.style.width = `${100 * card.probability}%`;
       meter.lastChild.style.left = `${100 * threshold}%`;
       node.append(
-        element('h4', '', name(classes[card.index])), meter,
+        element('h3', '', name(classes[card.index])), meter,
         element('p', 'labels', `probability ${card.probability.toFixed(3)}, threshold ${threshold.toFixed(2)}`));
     }
     const others = labels.filter(label => label[0] !== card.index);
