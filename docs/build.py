@@ -7,7 +7,7 @@ import pdoc
 
 MODULES = (
     'timm_splicemix',  # with timm_splicemix.models, which it exports
-    'timm_splicemix.mix', 'timm_splicemix.loss', 'timm_splicemix.metrics',
+    'timm_splicemix.mix', 'timm_splicemix.heads', 'timm_splicemix.loss', 'timm_splicemix.metrics',
     'timm_splicemix.data', 'timm_splicemix.task')
 
 

@@ -1,4 +1,7 @@
 """ What all heads have in common: registry, sizes, gradients, types, export """
+import re
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -6,6 +9,7 @@ from torch import nn
 from timm_splicemix.heads import create_head, head_class, head_options, list_heads, stored_side_inputs
 from timm_splicemix.heads.base import Head, batch_norm
 
+from .conftest import REPOSITORY
 from .helpers import raises_error
 from .test_no_sync import CUDA, move_to_fake_cuda, no_sync
 
@@ -59,6 +63,18 @@ def test_unknown_options_are_refused_with_the_known_ones(name):
     options = ', '.join(head_options(name))
     with raises_error(f"Unknown option 'foo' of head '{name}': its options are {options}"):
         make_head(name, foo=1)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_the_documentation_lists_each_head_with_its_options_and_needs(name):
+    rows = re.findall(rf'^\| `{name}` \| (.*) \|$', (REPOSITORY / 'docs' / 'heads.md').read_text(), re.MULTILINE)
+    assert re.findall(r'`(\w+=[^`]+)`', rows[1]) == [f'{key}={value!r}' for key, value in head_options(name).items()]
+    needs = rows[0].split('|')[1]
+    assert ('class vectors' in needs) == ('class_vectors' in head_class(name).side_inputs)
+    assert ('co-occurrence' in needs) == ('cooccurrence' in head_class(name).side_inputs)
+    assert ('strides 16 and 32' in needs) == (head_class(name).num_maps == 2)
+    paper = re.search(r'https://arxiv.org/abs/[\d.]+', rows[2]).group()
+    assert paper in sys.modules[head_class(name).__module__].__doc__
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -243,3 +259,23 @@ def test_onnx_files_give_the_same_logits_for_any_batch(name, tmp_path):
     maps = three if isinstance(three, tuple) else (three,)
     found = session.run(None, {name: value.numpy() for name, value in zip(names, maps)})[0]
     torch.testing.assert_close(torch.from_numpy(found), head(three), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', NAMES)
+def test_a_training_step_compiles_without_graph_breaks(name):
+    torch._dynamo.reset()
+    head, maps = make_head(name).train(), make_maps(name)
+    compiled = torch.compile(head.forward_train, backend='aot_eager', fullgraph=True)
+    results = []
+    for function in (compiled, head.forward_train):
+        head.zero_grad()
+        torch.manual_seed(0)
+        logits, aux = function(maps)
+        sum(value.sum() for value in (logits, *aux.values())).backward()
+        results.append((logits, {key: value.grad.clone() for key, value in head.named_parameters()}))
+    if head.supports_cells:
+        torch.compile(head.forward_cells, backend='aot_eager', fullgraph=True)(maps)
+    if name not in ('ml-decoder', 'q2l'):  # compiled dropout draws other numbers
+        torch.testing.assert_close(results[0][0], results[1][0])
+        torch.testing.assert_close(results[0][1], results[1][1])
