@@ -25,12 +25,3 @@ def run():
         command = [str(part) for part in command]
         return subprocess.run(command, cwd=cwd, env=environment, timeout=timeout, capture_output=True, text=True)
     return run_command
-
-
-@pytest.fixture
-def float64():
-    """Make float64 the default type, so that heads keep vectors and matrices in full precision."""
-    import torch
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)

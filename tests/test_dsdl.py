@@ -13,7 +13,7 @@ NAMES = {'W1': 'weight1', 'W2': 'weight2'}
 
 
 @pytest.mark.parametrize('case', CASES, ids=[case['id'] for case in CASES])
-def test_outputs_and_gradients_are_those_of_the_published_code(case, float64):
+def test_outputs_and_gradients_are_those_of_the_published_code(case):
     settings, inputs = case['settings'], golden.inputs_of(case)
     head = create_head(
         'dsdl', settings['channels'], settings['num_classes'], side_inputs={'class_vectors': inputs['words']},

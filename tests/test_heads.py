@@ -87,6 +87,20 @@ def test_missing_and_misshapen_side_inputs_are_refused(name):
             create_head(name, 8, 5, side_inputs={**side_inputs(5), key: side_inputs(4)[key]})
 
 
+@pytest.mark.parametrize('name', [name for name in NAMES if 'class_vectors' in head_class(name).side_inputs])
+def test_class_vectors_keep_their_type_and_may_differ_from_that_of_the_head(name):
+    given = side_inputs(4)
+    wide = create_head(name, 8, 4, side_inputs={**given, 'class_vectors': given['class_vectors'].double()})
+    assert wide.class_vectors.dtype == torch.float64
+    narrow = create_head(name, 8, 4, side_inputs=given)
+    narrow.load_state_dict(wide.state_dict())
+    logits, aux = wide.forward_train(make_maps(name))
+    torch.testing.assert_close(logits, narrow(make_maps(name)))
+    assert all(value.dtype == torch.float32 for value in (logits, *aux.values()))
+    with raises_error("Expected floating-point numbers in side_inputs\\['class_vectors'\\], but got torch.int64"):
+        create_head(name, 8, 4, side_inputs={**given, 'class_vectors': torch.ones(4, 6, dtype=torch.int64)})
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_wrong_numbers_of_classes_and_maps_are_refused(name):
     with raises_error('Expected at least 1 class'):

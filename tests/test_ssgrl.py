@@ -20,9 +20,9 @@ NAMES = {
 
 @pytest.mark.parametrize('case', CASES, ids=[case['id'] for case in CASES])
 @pytest.mark.parametrize('chunk', [2, 100])
-def test_outputs_and_gradients_are_those_of_the_published_code(case, chunk, float64):
+def test_outputs_and_gradients_are_those_of_the_published_code(case, chunk):
     settings, inputs = case['settings'], golden.inputs_of(case)
-    matrix = torch.tensor(case['adjacency']['A'])
+    matrix = torch.tensor(case['adjacency']['A'], dtype=torch.float64)
     head = create_head(
         'ssgrl', settings['image_feature_dim'], settings['num_classes'], hidden=settings['intermediary_dim'],
         steps=settings['time_step'], output_dim=settings['output_dim'], pool=settings['avg_pool_2x2_stride_2_first'],

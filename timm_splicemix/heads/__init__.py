@@ -90,10 +90,10 @@ def create_head(
         name: A name in `list_heads()`.
         in_channels: Channels of the feature map; a sequence for a head that needs several maps.
         num_classes: Number of classes.
-        side_inputs: By name, what the head needs beside feature maps. 'class_vectors': (num_classes, D) word vectors.
-            'cooccurrence': a tuple of label counts (num_classes,), images with each class, and joint counts
-            (num_classes, num_classes), images with both classes; the diagonal is ignored. Others than those that the
-            head needs are ignored.
+        side_inputs: By name, what the head needs beside feature maps; others are ignored. 'class_vectors':
+            (num_classes, D) word vectors, whose floating-point type the head keeps for its buffers until it is
+            converted as a whole. 'cooccurrence': a tuple of label counts (num_classes,), images with each class, and
+            joint counts (num_classes, num_classes), images with both classes, whose diagonal is ignored.
         **kwargs: Options of the head.
     """
     found, options = head_class(name), head_options(name)
@@ -125,6 +125,8 @@ def _check_side_input(name: str, key: str, value: Any, num_classes: int) -> None
     fits = len(shapes) == len(expected) and all(
         len(shape) == len(wanted) and all(size == want or want == 'D' for size, want in zip(shape, wanted))
         for shape, wanted in zip(shapes, expected))
+    if key == 'class_vectors' and not value.is_floating_point():
+        raise UsageError(f"Expected floating-point numbers in side_inputs['{key}'], but got {value.dtype}.")
     if not fits:
         wanted = ' and '.join(f"({', '.join(map(str, shape))})" for shape in expected)
         raise UsageError(

@@ -49,7 +49,7 @@ class DSDL(Head):
         check_numbers('dsdl', beta=beta, lam=lam)
         check_numbers('dsdl', minimum=1e-6, alpha=alpha)
         self.alpha, self.beta, self.lam = alpha, beta, lam
-        self.register_buffer('class_vectors', class_vectors.detach().to(torch.get_default_dtype(), copy=True))
+        self.register_buffer('class_vectors', class_vectors.detach().clone())
         self.weight1 = uniform_parameter(class_vectors.shape[1], hidden)
         self.weight2 = uniform_parameter(hidden, in_channels)
 
@@ -57,7 +57,8 @@ class DSDL(Head):
         """The matrix that computes codes from features, and the dictionary: (2, num_classes, in_channels)."""
         dtype = torch.promote_types(self.weight1.dtype, torch.float32)  # for the equations
         with torch.autocast(self.weight1.device.type, enabled=False):
-            atoms = (F.leaky_relu(self.class_vectors @ self.weight1, 0.2) @ self.weight2).to(dtype)
+            words = self.class_vectors.to(self.weight1.dtype)
+            atoms = (F.leaky_relu(words @ self.weight1, 0.2) @ self.weight2).to(dtype)
             penalty = self.alpha * torch.eye(self.num_classes, dtype=dtype, device=atoms.device)
             # solve_ex does not wait for the device to report a singular matrix; with the penalty there is none
             solution = torch.linalg.solve_ex(atoms @ atoms.T + penalty, atoms).result
@@ -75,11 +76,12 @@ class DSDL(Head):
         weights = self.class_weights() if weights is None else weights
         features, atoms = maps.amax(dim=(2, 3)), weights[1]
         codes = F.linear(features, weights[0])
-        words = F.leaky_relu(atoms @ self.weight2.T, 0.2) @ self.weight1.T
+        decoded = F.leaky_relu(atoms @ self.weight2.T, 0.2) @ self.weight1.T
+        words = self.class_vectors.to(self.weight1.dtype)
         return codes, {
             'reconstruction': _norm(codes @ atoms - features),
             'code_norm': _norm(codes),
-            'similarity': F.cosine_similarity(_wide(self.class_vectors), _wide(words), dim=1).mean(),
+            'similarity': F.cosine_similarity(_wide(words), _wide(decoded), dim=1).mean(),
         }
 
     def losses(

@@ -16,14 +16,14 @@ def conditional_probabilities(label_counts: torch.Tensor, joint_counts: torch.Te
 
 
 def binary_edges(label_counts: torch.Tensor, joint_counts: torch.Tensor, threshold: float) -> torch.Tensor:
-    """ 1 where the conditional probability is at least a threshold, otherwise 0, in the default type.
+    """ Where the conditional probability is at least a threshold, (C, C) bool.
 
     Args:
         label_counts: (C,) images with each class.
         joint_counts: (C, C) images with both classes.
         threshold: Smallest probability of an edge.
     """
-    return (conditional_probabilities(label_counts, joint_counts) >= threshold).to(torch.get_default_dtype())
+    return conditional_probabilities(label_counts, joint_counts) >= threshold
 
 
 def reweighted_matrix(edges: torch.Tensor, neighbor_weight: float) -> torch.Tensor:

@@ -49,14 +49,15 @@ class MLGCN(Head):
         check_numbers('ml-gcn', maximum=1., threshold=threshold)
         check_numbers('ml-gcn', neighbor_weight=neighbor_weight)
         self.neighbor_weight = neighbor_weight
-        self.register_buffer('class_vectors', class_vectors.detach().to(torch.get_default_dtype(), copy=True))
-        self.register_buffer('adjacency', binary_edges(*cooccurrence, threshold))
+        self.register_buffer('class_vectors', class_vectors.detach().clone())
+        self.register_buffer('adjacency', binary_edges(*cooccurrence, threshold).to(class_vectors.dtype))
         self.weight1 = uniform_parameter(class_vectors.shape[1], hidden)
         self.weight2 = uniform_parameter(hidden, in_channels)
 
     def compute_class_weights(self) -> torch.Tensor:
-        adjacency = normalized_adjacency(reweighted_matrix(self.adjacency, self.neighbor_weight))
-        nodes = adjacency @ (self.class_vectors @ self.weight1)  # (num_classes, hidden)
+        words, edges = self.class_vectors.to(self.weight1.dtype), self.adjacency.to(self.weight1.dtype)
+        adjacency = normalized_adjacency(reweighted_matrix(edges, self.neighbor_weight))
+        nodes = adjacency @ (words @ self.weight1)  # (num_classes, hidden)
         return adjacency @ (F.leaky_relu(nodes, 0.2) @ self.weight2)  # (num_classes, in_channels)
 
     def forward(self, maps: torch.Tensor, weights: Optional[torch.Tensor] = None) -> torch.Tensor:

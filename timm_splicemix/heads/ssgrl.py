@@ -54,9 +54,8 @@ class SSGRL(Head):
         check_counts('ssgrl', hidden=hidden, output_dim=output_dim, chunk=chunk, steps=steps)
         check_option(pool in (True, False), 'ssgrl', 'pool', 'True or False', pool)
         self.steps, self.pool, self.chunk = steps, pool, chunk
-        dtype = torch.get_default_dtype()
-        self.register_buffer('class_vectors', class_vectors.detach().to(dtype, copy=True))
-        self.register_buffer('adjacency', conditional_probabilities(*cooccurrence).to(dtype))
+        self.register_buffer('class_vectors', class_vectors.detach().clone())
+        self.register_buffer('adjacency', conditional_probabilities(*cooccurrence).to(class_vectors.dtype))
         self.fc1 = nn.Linear(in_channels, hidden, bias=False)
         self.fc2 = nn.Linear(class_vectors.shape[1], hidden, bias=False)
         self.fc3 = nn.Linear(hidden, hidden)
@@ -79,13 +78,14 @@ class SSGRL(Head):
         bias = F.linear(self.fc3.bias, self.fc_a.weight, self.fc_a.bias)
         scores = [
             F.linear(torch.tanh(positions * words[:, None]), vector, bias).squeeze(3)  # (B, chunk, h * w)
-            for words in self.fc2(self.class_vectors).split(self.chunk)]
+            for words in self.fc2(self.class_vectors.to(self.fc2.weight.dtype)).split(self.chunk)]
         return torch.cat(scores, dim=1).softmax(dim=2).to(features.dtype) @ features
 
     def propagate(self, state: torch.Tensor) -> torch.Tensor:
         """Run the graph network: (B, num_classes, in_channels) in and out."""
+        adjacency = self.adjacency.to(self.gates_u.weight.dtype)
         for _ in range(self.steps):
-            messages = torch.cat([self.adjacency @ state, self.adjacency.T @ state], dim=2)
+            messages = torch.cat([adjacency @ state, adjacency.T @ state], dim=2)
             gates = self.gates_u(state)
             update = torch.sigmoid(self.update_w(messages) + gates)
             reset = torch.sigmoid(self.reset_w(messages) + gates)
