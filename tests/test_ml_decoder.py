@@ -55,6 +55,12 @@ def test_first_values():
     assert not head.bias.any()
 
 
+def test_tokens_are_accepted_in_place_of_a_map():
+    torch.manual_seed(0)
+    head, x = create_head('ml-decoder', 8, 4, dim=16).eval(), torch.randn(2, 8, 3, 5)
+    assert torch.equal(head(x), head(x.flatten(2).transpose(1, 2)))
+
+
 def test_dropout_changes_queries_in_training():
     torch.manual_seed(0)
     head, x = create_head('ml-decoder', 8, 4, dim=16), torch.randn(2, 8, 3, 5)

@@ -13,7 +13,8 @@ from .transformer import Attention, FeedForward, check_heads
 class MLDecoder(Head):
     """ Fixed random queries attend to all positions; each then predicts a group of classes.
 
-    One decoder layer without self-attention: the first residual adds the queries to themselves, with dropout.
+    One decoder layer without self-attention: the first residual adds the queries to themselves, with dropout. Tokens
+    (B, N, C) are accepted in place of a map.
 
     Args:
         in_channels: Channels of the feature map.
@@ -54,7 +55,8 @@ class MLDecoder(Head):
         self.bias = nn.Parameter(torch.zeros(num_classes))
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
-        memory = F.relu(self.embed(maps.flatten(2).transpose(1, 2)))  # (B, h * w, dim)
+        tokens = maps if maps.ndim == 3 else maps.flatten(2).transpose(1, 2)
+        memory = F.relu(self.embed(tokens))  # (B, h * w, dim)
         queries = self.queries.expand(maps.shape[0], -1, -1)
         hidden = self.norm1(queries + self.drop(queries))
         hidden = self.norm2(hidden + self.drop(self.attn(hidden, memory, memory)))
