@@ -19,6 +19,7 @@ COMMANDS = {
     'check': 'find unreadable images of a data set',
     'report': 'write an HTML report of runs',
     'push': 'publish a model on the Hugging Face Hub',
+    'with_timm': "run timm's own train.py or validate.py with our flags",
     'analysis': "draw one of the paper's figures: timm-splicemix analysis NAME ...",
 }
 ANALYSES = {

@@ -235,9 +235,11 @@ class SpliceMixTask(TrainingTask):
         """ Wrap the trainable module in DDP.
 
         Args:
-            device_ids: Device of this process, in a list; None on the CPU.
+            device_ids: Device of this process, in a list; None or the CPU, which DDP takes no list for.
             **ddp_kwargs: Arguments of `DistributedDataParallel`.
         """
+        if device_ids and device_ids[0] == torch.device('cpu'):
+            device_ids = None
         self.trainable_module = DistributedDataParallel(self.trainable_module, device_ids=device_ids, **ddp_kwargs)
         return self
 

@@ -4,6 +4,8 @@ from .ours import (
     add_label_args,
     add_loss_args,
     add_mixer_args,
+    add_our_train_args,
+    add_our_validate_args,
     add_predict_model_args,
     add_prediction_args,
     add_splicemix_args,
@@ -18,14 +20,18 @@ from .rules import (
     map_label_defaults,
     uses_softmax,
 )
+from .script import ScriptFlags
 from .timm import add_dataset_args
 
 __all__ = [
     'CommandParser',
+    'ScriptFlags',
     'add_dataset_args',
     'add_label_args',
     'add_loss_args',
     'add_mixer_args',
+    'add_our_train_args',
+    'add_our_validate_args',
     'add_predict_model_args',
     'add_prediction_args',
     'add_splicemix_args',

@@ -4,7 +4,7 @@ import ast
 import difflib
 import re
 import sys
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import yaml
 
@@ -62,7 +62,7 @@ def parse_with_config(
         parser.add_argument('-c', '--config', metavar='FILE', help='YAML file of flags; the command line wins')
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
-    given = _on_command_line(parser, argv)
+    given = flags_on_command_line(parser.parse_args, argv, parser.flags)
     path = vars(args).pop('config')
     given.discard('config')
     if path is None:
@@ -96,11 +96,15 @@ def dump_args(args: argparse.Namespace) -> str:
     return yaml.safe_dump(vars(args), default_flow_style=False, allow_unicode=True)
 
 
-def _on_command_line(parser: CommandParser, argv: Sequence[str]) -> set[str]:
-    """Names of the flags that a command line sets, including those set to their default."""
-    args = parser.parse_args(argv, argparse.Namespace(**dict.fromkeys(parser.flags, _UNSET)))
+def flags_on_command_line(
+        parse_args: Callable[[Sequence[str], argparse.Namespace], argparse.Namespace],
+        argv: Sequence[str],
+        flags: dict[str, argparse.Action],
+) -> set[str]:
+    """Names of those of a parser's flags that a command line sets, including those set to their default."""
+    args = parse_args(argv, argparse.Namespace(**dict.fromkeys(flags, _UNSET)))
     return {
-        name for name, action in parser.flags.items()
+        name for name, action in flags.items()
         # argparse sets an absent optional positional to its default.
         if getattr(args, name) is not _UNSET and (action.option_strings or getattr(args, name) is not action.default)}
 
@@ -114,7 +118,7 @@ def _read(path: str, parser: CommandParser) -> dict[str, Any]:
         if name in values:
             raise UsageError(f"Flag '{name}' is set twice in {path}.")
         try:
-            values[name] = _convert(parser.flags[name], value)
+            values[name] = convert_value(parser.flags[name], value)
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"Bad value of '{key}' in {path}: {error}") from None
     return values
@@ -132,8 +136,8 @@ def _refuse(expected: str, value: Any) -> None:
     raise argparse.ArgumentTypeError(f'Expected {expected}, but got {value!r}')
 
 
-def _convert(action: argparse.Action, value: Any) -> Any:
-    """The value that a flag on the command line would have."""
+def convert_value(action: argparse.Action, value: Any) -> Any:
+    """The value of a YAML file as a flag on the command line would have it, or an `argparse.ArgumentTypeError`."""
     if value is None or (type(value) is type(action.default) and value == action.default):
         return action.default  # which may be one that the command line refuses, such as '' with choices
     if isinstance(action, RefusedAction):

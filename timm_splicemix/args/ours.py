@@ -43,31 +43,33 @@ LOSS_PARAMETERS: dict[str, dict[str, Any]] = {
 
 def add_train_args(parser: argparse.ArgumentParser) -> None:
     """Add all flags of the train command: ours first, then timm's."""
+    add = add_our_train_args(parser).add_argument
+    add('--patience', type=at_least(0), default=0, metavar='N',
+        help='stop after N epochs without a better metric, 0 for never')
+    add('--log-tensorboard', action='store_true', help='write TensorBoard logs to the folder of the run')
+    add_timm_train_args(parser)
+
+
+def add_our_train_args(parser: argparse.ArgumentParser) -> Any:
+    """Add the flags that timm's train script lacks, and return the group for flags of the training loop."""
     _add_splicemix_training_args(_add_splicemix_group(parser).add_argument)
     add_label_args(parser)
     _add_split_args(parser.add_argument_group('Splitting').add_argument)
-    add = parser.add_argument_group('Multi-label training').add_argument
-    add('--loss', default='', choices=list(LOSSES), metavar='NAME',
+    group = parser.add_argument_group('Multi-label training')
+    group.add_argument(
+        '--loss', default='', choices=list(LOSSES), metavar='NAME',
         help=f"one of {', '.join(LOSSES)} (default: bce on multi-label data)")
-    _add_fine_tuning_args(add)
+    _add_fine_tuning_args(group.add_argument)
     add_loss_args(parser)
     add_mixer_args(parser)
-    add_timm_train_args(parser)
+    return group
 
 
 def add_validate_args(parser: argparse.ArgumentParser) -> None:
     """Add all flags of the validate command: ours first, then timm's."""
-    group = parser.add_argument_group('Multi-label evaluation')
-    add = group.add_argument
-    add('--metrics', default='paper', choices=list(PRESETS), help=_PRESETS)
-    add_prediction_args(group, can_tune=True)
-    add('--tune-split', metavar='NAME',
-        help='split to tune thresholds on; it must not share images with --split or with the training set (default: '
-             'the validation split of the run, if another split is evaluated)')
+    add = add_our_validate_args(parser).add_argument
     add('--eval-sizes', nargs='+', type=at_least(1), metavar='PIXELS',
         help='low-resolution study: also evaluate at these image sizes, e.g. 448 224 112 64')
-    add('--decoder', default='pil', choices=DECODERS, help='image decoder; torchvision is faster')
-    _add_decoding_args(add)
     add('--output', metavar='DIR', help='folder of the results (default: a new one in output/validate)')
     add('--export', choices=EXPORTS,
         help='export the model and verify its outputs; needs no data set; torch has deprecated torchscript')
@@ -75,11 +77,26 @@ def add_validate_args(parser: argparse.ArgumentParser) -> None:
         help='compare results.json files or their folders with the first one; needs no model')
     add('--bootstrap', type=at_least(1), default=1000, metavar='N',
         help='bootstrap samples of the 95 %% intervals of --compare')
+    add_timm_validate_args(parser)
+
+
+def add_our_validate_args(parser: argparse.ArgumentParser) -> Any:
+    """Add the flags that timm's validate script lacks, and return the group for flags of the evaluation."""
+    group = parser.add_argument_group('Multi-label evaluation')
+    group.add_argument('--metrics', default='paper', choices=list(PRESETS), help=_PRESETS)
+    add_prediction_args(group, can_tune=True)
+    group.add_argument(
+        '--tune-split', metavar='NAME',
+        help='split to tune thresholds on; it must not share images with --split or with the training set (default: '
+             'the validation split of the run, if another split is evaluated)')
+    group.add_argument('--decoder', default='pil', choices=DECODERS, help='image decoder; torchvision is faster')
+    _add_decoding_args(group.add_argument)
     add_label_args(parser, training=False)
-    add('--split-file', metavar='FILE',
+    group.add_argument(
+        '--split-file', metavar='FILE',
         help="evaluate the part --split in this file, which 'timm-splicemix split' or train.py (split.json) wrote "
              '(default: the file of the run, for the same data)')
-    add_timm_validate_args(parser)
+    return group
 
 
 def add_splicemix_args(parser: argparse.ArgumentParser) -> None:
@@ -249,9 +266,6 @@ def _add_fine_tuning_args(add: Any) -> None:
     add('--on-bad-image', default='raise', choices=ON_BAD_IMAGE,
         help='raise an error for unreadable and missing training images, or skip them')
     add('--metrics', default='paper', choices=list(PRESETS), help=_PRESETS)
-    add('--patience', type=at_least(0), default=0, metavar='N',
-        help='stop after N epochs without a better metric, 0 for never')
-    add('--log-tensorboard', action='store_true', help='write TensorBoard logs to the folder of the run')
 
 
 def _add_decoding_args(add: Any) -> None:

@@ -26,6 +26,7 @@ from .registry import (
     check_has_positives,
     create_dataset,
     dataset_names,
+    has_multi_label_reader,
 )
 from .seeding import mix_seeds
 from .shapes import generate_shapes
@@ -66,6 +67,7 @@ __all__ = [
     'download_dataset',
     'find_bad_images',
     'generate_shapes',
+    'has_multi_label_reader',
     'is_training_split',
     'keep_labels',
     'mix_seeds',

@@ -131,6 +131,7 @@ class MultiLabelLoader:
 
     `indices` and `filenames()` are the samples and files of the current batch, for error messages.
     """
+    mixup_enabled = False  # as of timm's loader, which its train script reads; the task mixes
 
     def __init__(self, source: _Source, batches: Optional[EpochBatches], prefetcher: Optional[PrefetchLoader]):
         self.batches = batches
@@ -144,6 +145,10 @@ class MultiLabelLoader:
 
     @property
     def sampler(self) -> Optional[EpochBatches]:
+        return self.batches
+
+    @property
+    def batch_sampler(self) -> Optional[EpochBatches]:
         return self.batches
 
     @property

@@ -256,6 +256,19 @@ def create_dataset(
     return MultiLabelDataset(reader, **common)
 
 
+def has_multi_label_reader(
+        name: str,
+        root: Root = None,
+        split: str = 'train',
+        class_map: Union[str, dict[str, int], None] = None,
+        **kwargs: Any,
+) -> bool:
+    """Whether `create_dataset` returns multi-hot targets for these arguments; it reads no labels to find out."""
+    kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    class_names = read_class_map(class_map, root) if class_map and name.startswith('wds/') else None
+    return _find_reader(name, root, split, class_names, kwargs) is not None
+
+
 def check_download(name: str, split: str, annotations: Root = None) -> None:
     """Raise an error for what no download could provide: another data set, or a split that it does not have."""
     if name not in ARCHIVES:

@@ -241,20 +241,19 @@ def create_eval_loader(
         crop_mode=data_config['crop_mode'], **_loader_kwargs(args, data_config, step), **options)
 
 
-def create_loaders(
+def create_train_loader(
         args: argparse.Namespace,
-        train_set: torch.utils.data.Dataset,
-        val_set: torch.utils.data.Dataset,
+        dataset: torch.utils.data.Dataset,
         data_config: dict[str, Any],
         step: Step,
-) -> tuple[MultiLabelLoader, MultiLabelLoader]:
-    """Create the loaders of the training set, with augmentation, and of the validation set."""
+) -> MultiLabelLoader:
+    """Create the loader of the training set, with augmentation."""
     interpolation = args.train_interpolation
     if args.no_aug or not interpolation:
         interpolation = data_config['interpolation']
     try:
-        train_loader = create_loader(
-            train_set, batch_size=args.batch_size, is_training=True, no_aug=args.no_aug, re_prob=args.reprob,
+        return create_loader(
+            dataset, batch_size=args.batch_size, is_training=True, no_aug=args.no_aug, re_prob=args.reprob,
             re_mode=args.remode, re_count=args.recount, re_split=args.resplit,
             num_aug_repeats=int(args.aug_repeats), batch_copies=args.batch_augment,
             train_crop_mode=args.train_crop_mode, scale=args.scale, ratio=args.ratio, hflip=args.hflip,
@@ -263,6 +262,17 @@ def create_loaders(
             interpolation=interpolation, on_bad_image=args.on_bad_image, **_loader_kwargs(args, data_config, step))
     except AssertionError as error:  # raised by timm for an unknown policy
         raise UsageError(f"Expected a policy of timm for --aa, but got '{args.aa}': {error}") from error
+
+
+def create_loaders(
+        args: argparse.Namespace,
+        train_set: torch.utils.data.Dataset,
+        val_set: torch.utils.data.Dataset,
+        data_config: dict[str, Any],
+        step: Step,
+) -> tuple[MultiLabelLoader, MultiLabelLoader]:
+    """Create the loaders of the training set, with augmentation, and of the validation set."""
+    train_loader = create_train_loader(args, train_set, data_config, step)
     val_batch_size = args.validation_batch_size or args.batch_size
     return train_loader, create_eval_loader(args, val_set, data_config, step, val_batch_size)
 

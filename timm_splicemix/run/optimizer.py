@@ -92,10 +92,15 @@ def create_scheduler(
     decreasing = 'loss' in args.eval_metric
     scheduler, num_epochs = create_scheduler_v2(
         optimizer, **scheduler_kwargs(args, decreasing_metric=decreasing), updates_per_epoch=updates_per_epoch)
-    if scheduler is None:  # timm applies lr_scale in its schedulers only
-        for group in optimizer.param_groups:
-            group['lr'] *= group.get('lr_scale', 1.)
+    if scheduler is None:
+        apply_lr_scale(optimizer)
     return scheduler, num_epochs
+
+
+def apply_lr_scale(optimizer: torch.optim.Optimizer) -> None:
+    """Scale constant learning rates: timm applies `lr_scale` in its schedulers only."""
+    for group in optimizer.param_groups:
+        group['lr'] *= group.get('lr_scale', 1.)
 
 
 def load_optimizer(
