@@ -23,7 +23,7 @@ PAIRS = [(head, family) for head in HEADS for family in FAMILIES if head in ONE_
 
 def small_options(head):
     """Options that make a head narrow, in place of widths that fit a ResNet-101."""
-    widths = {'dim': 16, 'hidden_dim': 16, 'intermediate_dim': 16, 'feedforward_dim': 32}
+    widths = {'hidden': 16, 'node_dim': 16, 'dim': 16, 'output_dim': 16, 'ffn_dim': 32}
     return {name: widths[name] for name in head_options(head) if name in widths}
 
 

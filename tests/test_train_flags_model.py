@@ -9,6 +9,7 @@ from timm.layers import DropPath, is_fast_norm, set_fast_norm
 from timm.layers.drop import DropBlock2d
 from torch import nn
 
+from timm_splicemix.models import has_head
 from timm_splicemix.models.pooling import is_max_pooled
 from timm_splicemix.run import trainer
 from timm_splicemix.run.machine import set_up_device
@@ -286,6 +287,19 @@ def test_running_statistics_are_distributed_after_an_epoch(data, group, monkeypa
     run = build(data, *ONE_BATCH, '--model-ema', '--dist-bn', how, before=group)
     run.train()
     assert calls == ([] if expected is None else [expected] * 2)  # of the model and of its average
+
+
+# Multi-label heads
+
+@shows('head', 'head_kwargs', 'class_vectors')
+def test_a_head_replaces_the_classifier(data, tmp_path):
+    assert not has_head(model_of(build(data)))
+    model = model_of(build(data, '--head', 'csra', '--head-kwargs', 'heads=2', 'lam=0.7'))
+    assert model.get_classifier().lam == 0.7 and len(model.get_classifier().classifiers) == 2
+    words = tmp_path / 'words.txt'
+    words.write_text('red 1 2\ngreen 3 4\nblue 5 6\n')
+    model = model_of(build(data, '--head', 'ml-gcn', '--class-vectors', words))
+    assert model.get_classifier().class_vectors.tolist() == [[1, 2], [3, 4], [5, 6]]
 
 
 # EMA

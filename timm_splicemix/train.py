@@ -103,7 +103,7 @@ def create_run(
 
     # Model with its head
     step = create_training_step(args, device)
-    model, info = create_model_and_info(args, train_set, step)
+    model, info = create_model_and_info(args, train_set, step, checkpoint and checkpoint[1])
     frozen = freeze_modules(model, args.freeze)
 
     # Loaders

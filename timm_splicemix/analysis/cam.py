@@ -26,7 +26,7 @@ from ..data import create_transform, decode_image
 from ..draw import load_pyplot, plot_text, save_figure
 from ..errors import UsageError
 from ..files import format_table, read_bytes
-from ..models import FeatureMap
+from ..models import FeatureMap, has_head
 from ..models.feature_map import (
     REFUSALS,
     HeadProbe,
@@ -120,8 +120,10 @@ class PositionHead:
 @torch.inference_mode()
 def class_activation_maps(head: PositionHead, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the logits (N, classes) and the maps (N, classes, h, w) of normalised images (N, channels, H, W)."""
+    image_size = tuple(images.shape[2:])
     features = head.model.forward_features(images)
-    return head.model.forward_head(features).float(), head(features, tuple(images.shape[2:])).float()
+    options = {'image_size': image_size} if has_head(head.model) else {}
+    return head.model.forward_head(features, **options).float(), head(features, image_size).float()
 
 
 @dataclass(frozen=True)

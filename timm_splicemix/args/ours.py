@@ -4,9 +4,11 @@ from typing import Any, Optional, Sequence
 
 from ..data import CLASS_ORDERS, DECODERS, DIFFICULT, EMPTY, ON_BAD_IMAGE
 from ..data.transforms import CROP_MODES
+from ..heads import head_options, list_heads
 from ..loss import LOSSES, MEANS, PARTIAL, REDUCTIONS, loss_parameters
 from ..metrics import PRESETS
 from ..mix import SpliceMix, SpliceWith, find_classes
+from .config import KwargsAction
 from .timm import add_ema_args, add_input_args, add_timm_train_args, add_timm_validate_args
 from .types import at_least, integer, number, number_or, open_fraction, probability
 
@@ -60,6 +62,7 @@ def add_our_train_args(parser: argparse.ArgumentParser) -> Any:
         '--loss', default='', choices=list(LOSSES), metavar='NAME',
         help=f"one of {', '.join(LOSSES)} (default: bce on multi-label data)")
     _add_fine_tuning_args(group.add_argument)
+    _add_head_args(parser)
     add_loss_args(parser)
     add_mixer_args(parser)
     return group
@@ -277,6 +280,18 @@ def _add_decoding_args(add: Any) -> None:
              'them for later runs')
     add('--cache-size', type=at_least(1), metavar='PIXELS',
         help='shorter side of images in the cache; larger images are resized (default: exact pixels)')
+
+
+def _add_head_args(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group('Multi-label head', "in place of the model's pooling and classifier").add_argument
+    options = '; '.join(f"{name}: {', '.join(head_options(name))}" for name in list_heads())
+    add('--head', default='', choices=list_heads(), metavar='NAME',
+        help=f"one of {', '.join(list_heads())} (default: the model's own classifier, with --gp)")
+    add('--head-kwargs', nargs='*', default={}, action=KwargsAction, metavar='KEY=VALUE',
+        help=f'options of the head ({options})')
+    add('--class-vectors', metavar='FILE',
+        help='word vectors for the heads that use them: GloVe or fastText (.txt, .vec), .npz, .npy or .safetensors '
+             '(default: those of the package wordllama, or else of the training labels)')
 
 
 def add_prediction_args(group: Any, can_tune: bool = False) -> None:

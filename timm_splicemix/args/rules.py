@@ -26,7 +26,9 @@ _MIXERS = (*_PAIRS, 'resizemix', 'recursivemix')
 _NEEDS = {
     'bootstrap': ('compare',),
     'cache_size': ('cache',),
+    'class_vectors': ('head',),
     'fuser': ('torchscript',),
+    'head_kwargs': ('head',),
     'mixup_mode': _PAIRS,
     'mixup_off_epoch': (*_MIXERS, 'splicemix_grids'),
     'mixup_prob': _MIXERS,
@@ -77,6 +79,10 @@ def check_train_args(args: argparse.Namespace, parser: CommandParser) -> None:
         if path and not Path(path).exists():
             raise UsageError(
                 f'Expected a checkpoint or the folder of a run for {_flag(name)}, but got {path}, which is missing.')
+    for name in ('gp', 'head_init_std', 'head_init_scale', 'head_init_bias'):
+        if args.head and getattr(args, name) is not None:
+            raise UsageError(
+                f"Expected --head or {_flag(name)}, which is for the model's own classifier, but got both.")
     if args.drop_connect is not None and args.drop_path is not None:
         raise UsageError('Expected --drop-path or its old name --drop-connect, but got both.')
     if args.mixup_switch_prob != parser.get_default('mixup_switch_prob') and not (

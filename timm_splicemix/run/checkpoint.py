@@ -26,7 +26,11 @@ def check_same_model(state: dict[str, Any], info: CheckpointInfo, path: Path) ->
     """
     if 'arch' in state and state['arch'] != info.model_name:
         raise UsageError(f"Expected a checkpoint of {info.model_name}, but got {path} of {state['arch']}.")
-    names = state.get(KEY, {}).get('info', {}).get('class_names')
+    saved = state.get(KEY, {}).get('info', {})
+    head, own_head = (kwargs.get('head', '') for kwargs in (saved.get('model_kwargs', {}), info.model_kwargs))
+    if saved and head != own_head:
+        raise UsageError(f"Expected a checkpoint with --head '{own_head}', but got {path} with '{head}'.")
+    names = saved.get('class_names')
     if names and info.class_names and list(names) != list(info.class_names):
         raise UsageError(
             f'Expected a checkpoint with the classes of the data set ({len(info.class_names)}), but got {path} with '

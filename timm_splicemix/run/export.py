@@ -18,6 +18,7 @@ from torch import nn
 from ..errors import UsageError
 from ..files import atomic_write, free_folder, write_json
 from ..metrics import thresholds_content
+from ..models import has_head
 from .load import ema_flag, load_from_flags, load_model, transform_model
 from .predictor import read_class_names
 from .read import KEY, CheckpointInfo, best_checkpoint, tuned_thresholds
@@ -90,6 +91,8 @@ def export_model(model: nn.Module, info: CheckpointInfo, path: Union[str, Path],
     """
     path = Path(f'{path}{_SUFFIXES[export]}')
     model = copy.deepcopy(model).to('cpu', torch.float32).eval()
+    if has_head(model):
+        model.get_classifier().fold_class_weights()  # ONNX lacks some operators that compute them
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(3, *info.data_config['input_size'], generator=generator)
     with atomic_write(path) as temporary:

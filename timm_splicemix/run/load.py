@@ -12,7 +12,8 @@ from timm.utils import reparameterize_model
 from torch import nn
 
 from ..errors import UsageError
-from ..models import create_model, is_max_pooled
+from ..heads import stored_side_inputs
+from ..models import HEAD_PREFIX, create_model, has_head, is_max_pooled
 from .onnx import load_onnx
 from .read import (
     CheckpointInfo,
@@ -120,10 +121,12 @@ def load_model(
     options = {**saved.model_kwargs, **overrides}
     if not is_ours:
         options = _complete(saved, options, size, values)
+    extra: dict[str, Any] = {'scriptable': True} if scriptable else {}
+    if options.get('head') and values is not None:
+        extra['side_inputs'] = stored_side_inputs(options['head'], clean_state_dict(values), HEAD_PREFIX)
 
     try:
-        model = create_model(
-            saved.model_name, pretrained=values is None, **({'scriptable': True} if scriptable else {}), **options)
+        model = create_model(saved.model_name, pretrained=values is None, **extra, **options)
     except _TIMM_ERRORS as error:
         raise UsageError(f"Cannot create model '{saved.model_name}': {error or repr(error)}") from error
     if values is not None:
@@ -280,6 +283,9 @@ def transform_model(model: nn.Module, info: CheckpointInfo, reparam: bool, test_
     if not test_pool:
         return model
     input_size = info.data_config['input_size']
+    if has_head(model):
+        raise UsageError(
+            f'Expected a model with a classifier of its own for --test-pool, but got head {model.head_name}.')
     if is_max_pooled(model, input_size):
         raise UsageError('Expected a model with average pooling for --test-pool, but got max pooling.')
     num_classes = model.num_classes

@@ -16,6 +16,7 @@ from ..models import (
     classifier_parameters,
     create_model,
     freeze_batch_norm,
+    has_head,
     init_classifier,
     mean_prior_bias,
     prior_bias,
@@ -32,12 +33,14 @@ from .read import (
     read_info,
     read_tensors,
 )
+from .side_inputs import create_side_inputs
 
 
 def create_model_and_info(
         args: argparse.Namespace,
         dataset: torch.utils.data.Dataset,
         step: Step,
+        resumed: Optional[dict[str, Any]] = None,
 ) -> tuple[nn.Module, CheckpointInfo]:
     """ Create the model to train, on its device, and its description.
 
@@ -45,11 +48,14 @@ def create_model_and_info(
         args: Flags.
         dataset: Training set, which determines the classes.
         step: Device and type of the weights.
+        resumed: Content of the checkpoint to resume.
     """
     use_published(args)
     multi_label = is_multi_label(dataset)
+    num_classes = count_classes(args, dataset)
+    side_inputs = create_side_inputs(args, dataset, num_classes, resumed)
     set_seed(mix_seeds(args.seed))  # equal weights in all processes
-    model, model_kwargs = build_model(args, count_classes(args, dataset))
+    model, model_kwargs = build_model(args, num_classes, side_inputs)
     data_config = resolve_images(args, model, model_kwargs['in_chans'])
     start_classifier(model, args, dataset if multi_label else None)
     check_image_size(model, data_config['input_size'])
@@ -99,11 +105,17 @@ def count_classes(args: argparse.Namespace, dataset: torch.utils.data.Dataset) -
     return found or args.num_classes
 
 
-def build_model(args: argparse.Namespace, num_classes: Optional[int]) -> tuple[nn.Module, dict[str, Any]]:
+def build_model(
+        args: argparse.Namespace,
+        num_classes: Optional[int],
+        side_inputs: Optional[dict[str, Any]] = None,
+) -> tuple[nn.Module, dict[str, Any]]:
     """Create the model (None classes: its default number), and return the arguments that rebuild it, too."""
     size = tuple(args.input_size[1:]) if args.input_size else args.img_size and (args.img_size, args.img_size)
     in_chans = args.input_size[0] if args.input_size else args.in_chans or 3
     kwargs = {'in_chans': in_chans, 'num_classes': num_classes, 'global_pool': args.gp, **args.model_kwargs}
+    if args.head:
+        kwargs.update(head=args.head, head_kwargs=args.head_kwargs)
     cfg = get_pretrained_cfg(args.model)
     if size and cfg is not None and cfg.fixed_input_size and size != tuple(cfg.input_size[1:]):
         kwargs.setdefault('img_size', size)
@@ -118,7 +130,7 @@ def build_model(args: argparse.Namespace, num_classes: Optional[int]) -> tuple[n
         model = create_model(
             args.model, pretrained=args.pretrained, drop_rate=args.drop, drop_path_rate=args.drop_path,
             drop_block_rate=args.drop_block, bn_momentum=args.bn_momentum, bn_eps=args.bn_eps,
-            checkpoint_path=initial, **weights, **kwargs)
+            checkpoint_path=initial, side_inputs=side_inputs, **weights, **kwargs)
     except (AssertionError, FileNotFoundError, RuntimeError, TypeError) as error:  # raised by timm for bad arguments
         reason = ' '.join((str(error) or repr(error)).split())
         raise UsageError(f"Cannot create model '{args.model}' with these flags: {reason[:300]}") from error
@@ -176,6 +188,8 @@ def start_classifier(model: nn.Module, args: argparse.Namespace, dataset: Option
         args: Flags.
         dataset: Training set if it is multi-label, else None.
     """
+    if has_head(model):  # it is initialised as its authors do
+        return
     cfg_classes = getattr(model, 'pretrained_cfg', {}).get('num_classes')
     is_new = not args.initial_checkpoint and not (args.pretrained and cfg_classes == model.num_classes)
     targets = getattr(dataset, 'targets', None)
