@@ -18,22 +18,20 @@ from timm_splicemix.run.optimizer import create_optimizer
 from timm_splicemix.train import build_parser, main
 from timm_splicemix.validate import main as validate
 
-from .head_cases import FAMILIES, HEADS, PAIRS, make_model, small_options
+from .head_cases import HEADS, PAIRS, make_model, model_of, size_of, small_options
 from .runs import CLASSES, assert_same_weights, flags_of, summary, train, train_command, train_until, weights
 
 CL = ('--splicemix-grids', '2x2', '--splicemix-cl')
 TORCHRUN = (sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--standalone')
-IMAGES = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
 
 def head_flags(head, family='resnet'):
-    model, kwargs = FAMILIES[family]
-    options = {**kwargs, 'img_size': 64} if 'img_size' in kwargs else kwargs
+    model, options = model_of(family, head)
     consistency = CL if head_class(head).supports_cells else CL[:2]
     return [
         '--model', model, '--model-kwargs', *(f'{name}={value}' for name, value in options.items()), '--head', head,
         '--head-kwargs', *(f'{name}={value}' for name, value in small_options(head).items()), *consistency,
-        '--epochs', '1', '--lr', '0.01', '--clip-grad', '1']
+        '--epochs', '1', '--lr', '0.01', '--clip-grad', '1', '--img-size', str(size_of(head))]
 
 
 @pytest.fixture
@@ -60,16 +58,17 @@ def check_resumes(data, folder, flags):
 
 def check_export(folder, output, *formats):
     model, info = load_checkpoint(folder)
+    images = torch.randn(3, *info.data_config['input_size'], generator=torch.Generator().manual_seed(1))
     for name in formats:
         export([str(folder), '--format', name, '--output', str(output)])
     with torch.inference_mode():
-        logits = model(IMAGES)
+        logits = model(images)
     if 'safetensors' in formats:
         again, _ = load_checkpoint(next(output.glob('*.safetensors')))
-        torch.testing.assert_close(again(IMAGES), logits)
+        torch.testing.assert_close(again(images), logits)
     if 'torchscript' in formats:
         loaded = torch.jit.load(str(next(output.glob('*.pt'))))
-        torch.testing.assert_close(loaded(IMAGES), logits, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(loaded(images), logits, rtol=1e-3, atol=1e-3)
     return info
 
 

@@ -42,14 +42,13 @@ class WithHead(ModelMixin):
     head_name: str
     head_kwargs: dict[str, Any]
     head_feature_map: FeatureMap  # of the last map
-    head_level: Optional[int]  # of the first map in `feature_info`, None if the head needs one map
+    head_levels: tuple[int, ...]  # of maps in `feature_info`; if there is one, the last map are the features
     head_norm: Optional[str]  # name of the norm that is applied to the last map
 
     def forward_features(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Maps:
-        if self.head_level is None:
+        if not self.head_levels:
             return super().forward_features(x, *args, **kwargs)
-        last, levels = self.forward_intermediates(x, indices=[self.head_level], output_fmt='NCHW')
-        return levels[0], last
+        return _run_levels(self, x, self.head_levels)
 
     def head_maps(self, features: Maps, image_size: Optional[tuple[int, int]] = None) -> Maps:
         """ The feature map, or the two maps, that the head gets, (B, C, h, w).
@@ -59,7 +58,7 @@ class WithHead(ModelMixin):
             image_size: Height and width of the images; needed for tokens if their aspect ratio is another one than
                 that of the model's image size.
         """
-        *levels, last = (features,) if self.head_level is None else features
+        *levels, last = features if self.head_levels else (features,)
         maps, _ = self.head_feature_map.split(last, image_size)
         if self.head_norm is not None:
             maps = _apply_norm(self.get_submodule(self.head_norm), maps)
@@ -74,7 +73,7 @@ class WithHead(ModelMixin):
         """Predict features; with `pre_logits`, return the mean of the last map over its positions."""
         maps = self.head_maps(x, image_size)
         if pre_logits:
-            return (maps if self.head_level is None else maps[-1]).mean(dim=(2, 3))
+            return (maps[-1] if self.head_levels else maps).mean(dim=(2, 3))
         return self.multilabel_head(maps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -166,19 +165,21 @@ def add_head(
         side_inputs: What the head needs beside feature maps, see `create_head`.
         input_size: Image size of the model, None for that of its configuration.
     """
-    found = head_class(name)
-    level = _find_level(model, name) if found.num_maps == 2 else None
     with probing(model):
         try:
-            feature_map, _ = run_features(model, input_size)
+            feature_map, features = run_features(model, input_size)
         except NoFeatureMap as error:
             raise _no_head(model, name, error.reason) from error
+        levels: tuple[int, ...] = ()
+        if head_class(name).num_maps == 2:
+            levels, feature_map = _find_levels(model, name, random_image(model, input_size), features, feature_map)
     model.head_name, model.head_kwargs = name, dict(kwargs or {})
-    model.head_feature_map, model.head_level, model.head_norm = feature_map, level, None
+    model.head_feature_map, model.head_levels, model.head_norm = feature_map, levels, None
     model.num_classes = num_classes
     add_mixin(model, WithHead)
     maps = _trace_maps(model, name, input_size)
-    model.head_norm = _find_norm(model, maps, feature_map.channels)
+    if len(levels) < 2:
+        model.head_norm = _find_norm(model, maps, feature_map.channels)
     used = {id(parameter) for parameter in _used_parameters(maps)}
     for parameter_name, parameter in model.named_parameters():
         in_norm = model.head_norm is not None and parameter_name.startswith(f'{model.head_norm}.')
@@ -186,7 +187,7 @@ def add_head(
             parameter.requires_grad_(False)  # DDP expects a gradient of every other parameter
     channels = tuple(level_maps.shape[1] for level_maps in maps)
     head = create_head(
-        name, channels[0] if level is None else channels, num_classes, side_inputs=side_inputs, **model.head_kwargs)
+        name, channels if levels else channels[0], num_classes, side_inputs=side_inputs, **model.head_kwargs)
     setattr(model, HEAD, head.to(maps[-1].device, maps[-1].dtype).train(model.training))
 
 
@@ -194,20 +195,49 @@ def _no_head(model: nn.Module, name: str, reason: str) -> UsageError:
     return UsageError(f'--head {name} is not possible for {model_name(model)}: {reason}. Choose another model.')
 
 
-def _find_level(model: nn.Module, name: str) -> int:
-    """The index in `feature_info` of the last feature map with stride 16, of a model that ends with stride 32."""
+def _run_levels(model: nn.Module, images: torch.Tensor, levels: Sequence[int]) -> Maps:
+    """The maps of two levels, or of one level and the features."""
+    last, maps = model.forward_intermediates(
+        images, indices=list(levels), output_fmt='NCHW', stop_early=len(levels) == 2)
+    return (*maps, last)[:2]
+
+
+def _find_levels(
+        model: nn.Module,
+        name: str,
+        image: torch.Tensor,
+        features: torch.Tensor,
+        feature_map: FeatureMap,
+) -> tuple[tuple[int, ...], FeatureMap]:
+    """ Find the feature maps of strides 16 and 32.
+
+    The features of the model are the second map, unless they have another stride, or timm computes other ones beside
+    intermediate maps.
+
+    Returns:
+        Indices in `feature_info`, and the layout of the second map.
+    """
+    needs = 'it needs feature maps of strides 16 and 32, and'
     try:
         strides = [entry['reduction'] for entry in model.feature_info]
         model.forward_intermediates  # noqa: B018 - not all models with feature_info have it
     except (AttributeError, KeyError, TypeError) as error:
-        raise _no_head(
-            model, name, 'it needs feature maps of strides 16 and 32, and timm offers no intermediate feature maps of '
-            'this model') from error
-    if 16 not in strides or strides[-1] != 32:
+        raise _no_head(model, name, f'{needs} timm offers no intermediate feature maps of this model') from error
+    if not {16, 32} <= set(strides):
         found = ', '.join(map(str, sorted(set(strides))))
+        raise _no_head(model, name, f'{needs} the maps of this model have strides {found}')
+    first, second = (len(strides) - 1 - strides[::-1].index(stride) for stride in (16, 32))
+    try:
+        if strides[-1] == 32:
+            maps, last = _run_levels(model, image, (first,))
+            is_same = last.shape == features.shape and torch.allclose(last, features, rtol=1e-3, atol=1e-4)
+            if is_same and feature_map.grid[0] < maps.shape[2]:  # mobilenetv5 ends with a map of stride 16
+                return (first,), feature_map
+        _, last = _run_levels(model, image, (first, second))
+    except REFUSALS as error:
         raise _no_head(
-            model, name, f'it needs feature maps of strides 16 and 32, and the maps of this model have strides {found}')
-    return len(strides) - 1 - strides[::-1].index(16)
+            model, name, f'its intermediate feature maps cannot be computed ({one_line(error)[:-1]})') from error
+    return (first, second), FeatureMap('NCHW', last.shape[1], tuple(last.shape[2:]))
 
 
 def _trace_maps(
