@@ -1,4 +1,6 @@
 """ The code blocks of the README and the documents run, and their tables are up to date """
+import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -23,7 +25,7 @@ PARSERS = {'train.py': train.build_parser, 'validate.py': validate.build_parser}
 README, DATA = TEXTS['README.md'], TEXTS['data.md']
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.MULTILINE | re.DOTALL)
 # Each command takes seconds to start, so those of the longer documents are slow tests.
-SLOW = ('analysis.md', 'evaluation.md', 'training.md')
+SLOW = ('analysis.md', 'evaluation.md', 'training.md', 'tutorial.md')
 BLOCKS = [
     pytest.param(
         name, *block, id=f'{name}-{number}', marks=[pytest.mark.slow] if name in SLOW else [])
@@ -126,6 +128,17 @@ def test_every_data_set_is_documented():
 
 def test_the_description_of_shapes_is_right():
     assert f'{sum(SPLITS.values()):,} rendered scenes with {len(CLASS_NAMES)} classes' in DATA
+
+
+def test_the_notebook_is_the_tutorial():
+    spec = importlib.util.spec_from_file_location('notebook', REPOSITORY / 'docs' / 'notebook.py')
+    notebook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(notebook)
+    content = json.loads(notebook.NOTEBOOK.read_text(encoding='utf-8'))
+    assert content == notebook.build(TEXTS['tutorial.md']), 'run python docs/notebook.py'
+    code = [''.join(cell['source']) for cell in content['cells'] if cell['cell_type'] == 'code']
+    blocks = [code for language, _, code in BLOCK.findall(TEXTS['tutorial.md']) if language in ('python', 'bash')]
+    assert [re.sub('^!', '', source, flags=re.MULTILINE) for source in code] == [block.strip() for block in blocks]
 
 
 def test_the_readme_is_short():

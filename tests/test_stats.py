@@ -7,7 +7,10 @@ from PIL import Image
 
 from timm_splicemix.check import main as check
 from timm_splicemix.data.statistics import co_occurrence, format_statistics, top_pairs
+from timm_splicemix.preview import main as preview
 from timm_splicemix.stats import main
+
+from .runs import make_images
 
 TARGETS = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, -1], [0, 0, 1], [0, 0, 0]], dtype=torch.int8)
 NAMES = ['cat', 'dog', 'bird']
@@ -145,3 +148,12 @@ def test_check_reads_folders_and_shards(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert caught.value.code == 1 and len(lines) == 3
     assert 'train-0.tar:b.png' in lines[0] and "did you mean 'dog'" in lines[1]
+
+
+def test_a_csv_file_without_splits_is_shown_as_a_whole(tmp_path, capsys):
+    make_images(tmp_path, num_train=4, num_val=2)
+    rows = [line.split(',') for line in (tmp_path / 'labels.csv').read_text().splitlines()]
+    (tmp_path / 'labels.csv').write_text('\n'.join(','.join([row[0], *row[2:]]) for row in rows))
+    for command, flags in ((main, ()), (check, ('--workers', '0')), (preview, ('--output', str(tmp_path / 'a.png')))):
+        command(['--dataset', 'csv', '--data-dir', str(tmp_path), *flags])
+    assert '6 images, 0 unreadable' in capsys.readouterr().out

@@ -15,10 +15,9 @@ from .args.types import at_least
 from .data.dataset import StrictImageDataset, find_bad_images
 from .data.decode import DECODERS
 from .data.registry import create_dataset
-from .data.splits import is_training_split
 from .errors import UsageError
 from .files import printable
-from .run.factory import dataset_kwargs
+from .run.factory import split_kwargs
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -35,8 +34,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
-    is_training = is_training_split(args.split)
-    dataset = create_dataset(split=args.split, images_must_exist=False, **dataset_kwargs(args, is_training))
+    dataset = create_dataset(images_must_exist=False, **split_kwargs(args, args.split))
     if not isinstance(dataset, StrictImageDataset):
         raise UsageError(
             f"Expected a data set with random access, but got '{args.dataset}' of type {type(dataset).__name__}.")

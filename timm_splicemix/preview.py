@@ -20,11 +20,11 @@ from .args import (
     splicemix_kwargs,
 )
 from .args.types import at_least, integer
-from .data import create_dataset, is_training_split
+from .data import create_dataset
 from .draw import check_image_name, draw_batch, save_image
 from .errors import UsageError
 from .mix import SpliceMix, parse_grids
-from .run.factory import dataset_kwargs
+from .run.factory import split_kwargs
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -49,8 +49,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parse_grids(args.splicemix_grids or '1x1')  # an error in the grids comes before the data set is read
     size = (args.img_size, args.img_size)
     transform = v2.Compose([v2.PILToTensor(), v2.RGB(), v2.Resize(size, antialias=True)])
-    kwargs = dataset_kwargs(args, is_training=is_training_split(args.split))
-    dataset = create_dataset(split=args.split, transform=transform, **kwargs)
+    dataset = create_dataset(transform=transform, **split_kwargs(args, args.split))
     samples = _choose(dataset, args.batch_size, args.seed)
     if not samples:
         raise UsageError(f"Split '{args.split}' has no images.")

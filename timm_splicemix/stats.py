@@ -10,11 +10,10 @@ from .args import CommandParser, add_dataset_args, add_label_args, command
 from .args.types import at_least
 from .data.dataset import MultiLabelDataset
 from .data.registry import create_dataset
-from .data.splits import is_training_split
 from .data.statistics import co_occurrence, format_statistics
 from .draw import draw_statistics, save_figure
 from .errors import UsageError
-from .run.factory import dataset_kwargs
+from .run.factory import split_kwargs
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -31,7 +30,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
-    dataset = create_dataset(split=args.split, **dataset_kwargs(args, is_training_split(args.split)))
+    dataset = create_dataset(**split_kwargs(args, args.split))
     if not isinstance(dataset, MultiLabelDataset):
         raise UsageError(f"Expected a multi-label data set, but got '{args.dataset}' of type {type(dataset).__name__}.")
     print(format_statistics(dataset.targets, dataset.class_names, args.pairs))

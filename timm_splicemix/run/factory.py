@@ -22,6 +22,7 @@ from ..data import (
     create_dataset,
     create_loader,
     divide,
+    is_training_split,
     read_partition,
 )
 from ..data.readers.csv import find_csv
@@ -143,6 +144,12 @@ def whole_split(args: argparse.Namespace, split: str) -> dict[str, Any]:
         elif args.dataset == 'json':
             kwargs['annotations'] = find_json(args.data_dir, split, may_lack_splits=True)
     return {**kwargs, 'split': split}
+
+
+def split_kwargs(args: argparse.Namespace, split: str) -> dict[str, Any]:
+    """Arguments of `create_dataset` that read a split to look at; a CSV file without splits is its training split."""
+    is_training = is_training_split(split)
+    return {**dataset_kwargs(args, is_training), **(whole_split(args, split) if is_training else {'split': split})}
 
 
 def dataset_kwargs(args: argparse.Namespace, is_training: bool) -> dict[str, Any]:
