@@ -191,6 +191,7 @@ def test_images_that_were_not_split_are_reported(data, caplog):
     lines = (data / 'labels.csv').read_text().splitlines()
     shutil.copy(data / '0.png', data / 'new.png')
     (data / 'labels.csv').write_text('\n'.join([*lines, 'new.png,1,0,0']))
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert partition.select(create_dataset('csv', data, annotations='labels.csv'), 'val').filenames() \
             == val_set.filenames()
