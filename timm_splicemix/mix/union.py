@@ -110,8 +110,8 @@ def _check_indices(name: str, classes: Sequence[int]) -> tuple[int, ...]:
         indices = sorted({operator.index(value) for value in classes})
     except TypeError:
         raise UsageError(
-            f'Expected indices of classes for {name}, but got {classes!r}: splicemix_kwargs(args, class_names) finds '
-            'the indices of names.') from None
+            f'Expected indices of classes for {name}, but got {classes!r}: use dataset.class_names.index(name).'
+        ) from None
     if indices and indices[0] < 0:
         raise UsageError(f'Expected indices of at least 0 for {name}, but got {indices[0]}.')
     return tuple(indices)
