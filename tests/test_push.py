@@ -220,5 +220,8 @@ def test_an_upload_creates_the_repository_and_sends_the_folder(place, tmp_path, 
 def test_bad_arguments_are_one_sentence(place, tmp_path):
     with raises_error("Expected USER/NAME .* but got 'birds'"):
         hub.open_publication(place / 'run', 'birds', None, None)
+    (tmp_path / 'model.safetensors').write_bytes(b'nothing')
+    with raises_error('Expected a safetensors file, but got .*model.safetensors'):
+        tsm.load_checkpoint(f'local-dir:{tmp_path}')
     with raises_error('Expected results of epoch 3 with plain weights'):
         hub.open_publication(place / 'run', 'a/b', str(place / 'run' / 'val'), use_ema=False)

@@ -236,7 +236,11 @@ def published_weights(name: Union[str, Path]) -> Optional[Path]:
         return None
     if file is None or not file.is_file():
         return None
-    return file if KEY in read_checkpoint(file) else None
+    try:
+        with safe_open(str(file), 'pt') as opened:
+            return file if KEY in (opened.metadata() or {}) else None
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f'Expected a safetensors file, but got {file}: {error}') from error
 
 
 def _download(place: str) -> Optional[Path]:
