@@ -56,6 +56,12 @@ def write_coco(root, split, rows):
     (root / 'annotations' / f'instances_{split}.json').write_text(json.dumps(content))
 
 
+def write_json(root, split, rows):
+    write_images(root, split, len(rows))
+    records = [{'file_name': f'{split}{index}.png', 'labels': labels} for index, labels in enumerate(rows)]
+    (root / f'{split}.json').write_text(json.dumps(records))
+
+
 def write_wds(root, split, rows):
     write_images(root, split, len(rows))
     members = []
@@ -77,7 +83,9 @@ def write_hfds(root, split, rows):
     (root / 'dataset_dict.json').write_text(json.dumps({'splits': ['train', 'val']}))
 
 
-FORMATS = {'csv': write_csv, 'columns': write_columns, 'coco': write_coco, 'hfds/': write_hfds, 'wds/': write_wds}
+FORMATS = {
+    'csv': write_csv, 'columns': write_columns, 'coco': write_coco, 'json': write_json, 'hfds/': write_hfds,
+    'wds/': write_wds}
 NAMES = {'columns': 'csv'}
 
 
@@ -92,7 +100,7 @@ def labels(dataset):
         [dataset.class_names[column] for column in row.nonzero().flatten().tolist()] for row in dataset.targets == 1]
 
 
-@pytest.mark.parametrize('kind', ['csv', 'columns', 'coco'])
+@pytest.mark.parametrize('kind', ['csv', 'columns', 'coco', 'json'])
 def test_a_class_that_the_validation_set_lacks_is_named_in_one_warning(tmp_path, caplog, kind):
     flags = write(tmp_path, kind, LACKING)
     with caplog.at_level(logging.WARNING):
@@ -104,7 +112,7 @@ def test_a_class_that_the_validation_set_lacks_is_named_in_one_warning(tmp_path,
         'bee.']
 
 
-@pytest.mark.parametrize('kind', ['csv', 'columns', 'coco'])
+@pytest.mark.parametrize('kind', ['csv', 'columns', 'coco', 'json'])
 def test_classes_of_the_validation_set_alone_are_an_error_that_names_them(tmp_path, caplog, kind):
     flags = write(tmp_path, kind, OTHER)
     with raises_error(

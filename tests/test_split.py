@@ -174,6 +174,7 @@ def test_a_fraction_of_the_training_set_is_kept_for_validation(data, tmp_path):
 @pytest.mark.parametrize('flags, message', [
     (('--val-fraction', '0.2', '--split-file', 'x.json'), '--val-fraction or --split-file, but got both'),
     (('--val-fraction', '0.2', '--val-ann', 'x.csv'), '--val-fraction or --val-ann, but got both'),
+    (('--val-fraction', '0.2', '--val-images', 'x'), '--val-fraction or --val-images, but got both'),
     (('--split-file', 'x.json', '--val-split', 'test'), '--split-file or --val-split, but got both'),
     (('--split-seed', '1'), '--val-fraction with --split-seed'),
     (('--split-file', 'nowhere.json'), 'nowhere.json'),

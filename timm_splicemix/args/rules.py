@@ -65,7 +65,7 @@ def check_train_args(args: argparse.Namespace, parser: CommandParser) -> None:
         raise UsageError('Expected --val-fraction or --split-file, but got both.')
     if args.val_fraction or args.split_file:
         flag = '--val-fraction' if args.val_fraction else '--split-file'
-        for name in ('val_ann', 'val_num_samples', 'val_split'):
+        for name in ('val_ann', 'val_images', 'val_num_samples', 'val_split'):
             if getattr(args, name) != parser.get_default(name):
                 raise UsageError(
                     f'Expected {flag} or {_flag(name)}, but got both: {flag} validates on a part of --train-split.')
