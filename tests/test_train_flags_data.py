@@ -477,3 +477,12 @@ def test_the_seed_changes_what_is_drawn(data):
     plans = [run.mixer.plan(8).records[0].sources for run in runs]
     for left, same, other in (images, weights, plans):
         assert torch.equal(left, same) and not torch.equal(left, other)
+
+
+@shows('cache', 'cache_size', 'scaled_decoding')
+def test_images_are_decoded_once_or_in_part(data, tmp_path):
+    run = build(data, '--cache', tmp_path / 'cache', '--cache-size', '60')  # of 72 pixels
+    images_of(run)
+    pixels = run.train_loader.dataset.pixels
+    assert (pixels.num_written, pixels.read(0).shape) == (16, (60, 60, 3))
+    assert build(data, '--scaled-decoding').train_loader.dataset.scaled_decoding

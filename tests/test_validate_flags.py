@@ -375,6 +375,13 @@ def test_images_are_cropped_as_asked(place, look):
     torch.testing.assert_close(images[0], pil_to_tensor(trimmed) / 255)
 
 
+@shows('cache', 'cache_size', 'scaled_decoding')
+def test_images_are_decoded_once_or_in_part(look, tmp_path):
+    pixels = look('--cache', tmp_path / 'cache', '--cache-size', 30).loader.dataset.pixels  # images are 40 x 36
+    assert pixels.num_written == len(pixels) and pixels.read(0).shape == (30, 33, 3)
+    assert look('--scaled-decoding').loader.dataset.scaled_decoding
+
+
 @shows('batch_size', 'workers', 'pin_mem', 'decoder')
 def test_images_are_loaded_as_asked(look):
     seen = look('-b', 3, '-j', 1, '--pin-mem', '--decoder', 'torchvision')
