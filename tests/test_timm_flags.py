@@ -149,8 +149,8 @@ def test_the_help_of_training_is_short_and_begins_with_our_flags(monkeypatch):
     lines = build_parser().format_help().splitlines()
     assert len(lines) <= 360 and max(map(len, lines)) <= 120
     titles = [line for line in lines if line.endswith(':') and not line.startswith(' ')]
-    assert titles[1:6] == [
-        'SpliceMix:', 'Labels:', 'Multi-label training:', 'Multi-label head:', 'Loss parameters:']
+    assert titles[1:7] == [
+        'SpliceMix:', 'Labels:', 'Splitting:', 'Multi-label training:', 'Multi-label head:', 'Loss parameters:']
     assert titles[-1] == 'Not supported:'
     assert any('--lr-base-size N' in line and '(default: 256)' in line for line in lines)
 
