@@ -176,8 +176,9 @@ def test_published_models_are_loaded_by_their_name(place, tmp_path, monkeypatch)
     assert result['metrics'] == json.loads((place / 'run' / 'val' / 'results.json').read_text())['metrics']
 
 
-def test_training_starts_from_a_published_model(data, tmp_path):
-    run = write_checkpoint(tmp_path / 'run', class_names=('a', 'b')).parent
+@pytest.mark.parametrize('kwargs', [{}, {'global_pool': None, 'head': 'csra', 'head_kwargs': {'heads': 2}}])
+def test_training_starts_from_a_published_model(data, tmp_path, kwargs):
+    run = write_checkpoint(tmp_path / 'run', class_names=('a', 'b'), **kwargs).parent
     folder = push(run, tmp_path / 'out')
     trained = train(
         data, tmp_path, '--model', f'local-dir:{folder}', '--pretrained', '--lr', 0, '--epochs', 1, '--img-size', 64,
@@ -186,7 +187,8 @@ def test_training_starts_from_a_published_model(data, tmp_path):
     own, _ = tsm.load_checkpoint(run)
     key = 'layer1.0.conv1.weight'
     assert torch.equal(model.state_dict()[key], own.state_dict()[key]) and len(info.class_names) == 3
-    assert info.model_name == 'test_resnet' and tsm.models.is_max_pooled(model)
+    assert info.model_name == 'test_resnet' and info.model_kwargs.get('head') == kwargs.get('head')
+    assert kwargs or tsm.models.is_max_pooled(model)
     assert tuple(info.data_config['mean']) == (0.5, 0.5, 0.5)
 
 

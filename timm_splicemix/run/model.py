@@ -85,7 +85,10 @@ def use_published(args: argparse.Namespace) -> None:
     own = dict(info.model_kwargs)
     own.pop('num_classes', None)
     own.pop('img_size', None)
-    args.model, args.gp = info.model_name, args.gp or own.pop('global_pool', None)
+    head, head_kwargs = own.pop('head', ''), own.pop('head_kwargs', None) or {}
+    args.model = info.model_name
+    if not args.gp and not args.head:
+        args.gp, args.head, args.head_kwargs = own.get('global_pool'), head, args.head_kwargs or head_kwargs
     if args.pretrained and not args.pretrained_path:
         args.pretrained_path = str(path)
     if not (args.input_size or args.img_size or args.in_chans):
