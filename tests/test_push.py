@@ -142,6 +142,15 @@ def test_the_card_of_a_run_with_thresholds_shows_them(place, tmp_path):
     assert json.loads((tmp_path / 'thresholds.json').read_text())['weights'] == 'ema'
 
 
+def test_a_head_is_published_with_the_inputs_that_it_needs(data, tmp_path):
+    run = train(data, tmp_path, '--head', 'ml-gcn', '--epochs', 1)
+    folder = push(run, tmp_path / 'out')
+    own, published = tsm.Predictor(run), tsm.Predictor(f'local-dir:{folder}')
+    assert published.predict(data / '0.png')[0].probabilities == own.predict(data / '0.png')[0].probabilities
+    card = (folder / 'README.md').read_text()
+    assert '| head | ml-gcn |' in card and '--head ml-gcn' in card and "timm has no head 'ml-gcn'" in card
+
+
 def test_names_of_classes_cannot_break_the_card(tmp_path):
     write_checkpoint(tmp_path / 'run', class_names=('a|b', '<script>', '![x](y)'))
     push(tmp_path / 'run', tmp_path / 'out')

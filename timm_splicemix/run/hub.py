@@ -101,9 +101,9 @@ def write_repository(publication: Publication, folder: Path) -> str:
         Why plain timm cannot load the model; '' if it can.
     """
     model, info = publication.model, publication.info
-    reason = _save_config(model, info, folder)
     export_model(model, info, folder / PUBLISHED.removesuffix('.safetensors'), 'safetensors')
     (folder / f'{PUBLISHED}.json').unlink()  # config.json and the safetensors file contain it
+    reason = _save_config(model, info, folder)
     if info.thresholds is not None:
         save_thresholds(info.thresholds, folder / THRESHOLDS)
     return reason
@@ -134,17 +134,18 @@ def _save_config(model: nn.Module, info: CheckpointInfo, folder: Path) -> str:
 
 
 def _save_for_timm(model: nn.Module, labels: dict[str, Any], model_args: dict[str, Any], folder: Path) -> None:
-    """Write weights and config.json by timm's function, with arguments that timm may refuse."""
+    """Write config.json by timm's function, with arguments that timm may refuse."""
     try:
-        save_for_hf(
-            model, str(folder), model_config=dict(labels), model_args=model_args, safe_serialization=True)
+        save_for_hf(model, str(folder), model_config=dict(labels), model_args=model_args)
     except ValueError:  # timm sees that its model would not have these arguments, such as max pooling
-        save_for_hf(model, str(folder), model_config=dict(labels), safe_serialization=True)
+        save_for_hf(model, str(folder), model_config=dict(labels))
         config = read_json(folder / 'config.json')
         config.setdefault('model_args', {}).update(model_args)  # so that timm fails instead of predicting otherwise
         write_json(config, folder / 'config.json')
     except OSError as error:
         raise UsageError(f'Cannot write {folder}: {os_error_reason(folder, error)}.') from error
+    finally:
+        (folder / 'pytorch_model.bin').unlink(missing_ok=True)  # timm's weights, a pickle; model.safetensors is better
 
 
 @torch.inference_mode()
