@@ -20,6 +20,7 @@ from timm_splicemix.models import is_max_pooled
 from timm_splicemix.run.read import read_checkpoint
 from timm_splicemix.with_timm import main
 
+from .conftest import REPOSITORY
 from .runs import TINY, assert_same_weights, flags_of, summary, train, weights
 
 OWN = Path(__file__).parent / 'data' / 'scripts'
@@ -318,6 +319,34 @@ def test_another_timm_beside_the_script_is_reported(tmp_path, caplog):
     with pytest.raises(SystemExit):
         main([str(tmp_path / 'train.py'), '--help'])
     assert f'not timm 0.9.1 beside the script. To use that one, set PYTHONPATH={tmp_path}' in caplog.text
+
+
+def edited(script, folder):
+    """The script with the changes of the documentation."""
+    text = script.read_text()
+    page = (REPOSITORY / 'docs' / 'timm.md').read_text()
+    diff = re.search(r'^```diff\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)[1]
+    for hunk in re.split(r'^@@.*@@\n', diff, flags=re.MULTILINE)[1:]:
+        lines = [(line[:1], line[1:]) for line in hunk.splitlines(keepends=True)]
+        before = ''.join(line for sign, line in lines if sign in ' -')
+        assert text.count(before) == 1, before
+        text = text.replace(before, ''.join(line for sign, line in lines if sign in ' +'))
+    (folder / 'train.py').write_text(text)
+    return folder / 'train.py'
+
+
+@pytest.mark.skipif(not CLONE.is_dir(), reason='TIMM_SCRIPTS names no clone of pytorch-image-models')
+@pytest.mark.parametrize('processes', [1, 2])
+def test_the_changes_by_hand_give_exact_metrics(data, run, tmp_path, processes):
+    flags = flags_of(
+        data, tmp_path, *CL[:-1], '--num-classes', 3, '--eval-metric', 'mAP', '-b', '4', '-vb', '2', '--device', 'cpu')
+    launcher = TORCHRUN if processes == 2 else (sys.executable,)
+    done = run(*launcher, edited(CLONE / 'train.py', tmp_path), *flags)
+    assert done.returncode == 0, done.stderr
+    row = summary(tmp_path / 'run')[-1]
+    for name, value in whole_set(tmp_path / 'run' / 'last.pth.tar', data).items():
+        assert float(row[f'eval_{name}']) == pytest.approx(value, abs=1e-9), name
+    assert 'SpliceMix(' in done.stderr and 'consistency weight 1' in done.stderr
 
 
 def test_defaults_fit_the_machine_and_the_labels(data, tmp_path, caplog):
