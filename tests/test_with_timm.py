@@ -92,7 +92,8 @@ def whole_set(checkpoint, data, **kwargs):
     ('--splice-with', 'mixup', '--class-weights', 'auto', '--crop-mode', 'squash', '--no-prefetcher',
      '--val-fraction', '0.3'),
     ('--splicemix-grids', '2x2', '--splicemix-off-epoch', '1', '--batch-augment', '1.5', '--loss', 'splc'),
-], ids=['cl', 'mixup', 'recursivemix', 'splice-with', 'splicemix'])
+    ('--head', 'csra', '--head-kwargs', 'heads=2', '--splicemix-grids', '2x2', '--splicemix-cl', '0.5'),
+], ids=['cl', 'mixup', 'recursivemix', 'splice-with', 'splicemix', 'head'])
 def test_a_run_equals_that_of_our_own_command(scripts, data, tmp_path, flags):
     ours = train(data, tmp_path, *flags, name='ours')
     theirs = with_timm(scripts, data, tmp_path, *flags, name='theirs')

@@ -67,7 +67,7 @@ from .run.load import load_from_flags, transform_model
 from .run.machine import set_seed, set_up_device
 from .run.model import create_model_and_info, freeze_modules, set_training
 from .run.optimizer import apply_lr_scale, create_optimizer
-from .run.read import KEY, best_checkpoint
+from .run.read import KEY, best_checkpoint, read_checkpoint
 from .task import SpliceMixTask
 
 _logger = logging.getLogger(__name__)
@@ -140,7 +140,8 @@ class TrainScript:
         args.head_init_scale = None if args.head_init_scale is None else 1.
         args.grad_checkpointing = args.sync_bn = False
         self.step = create_training_step(args, torch.device(args.device))
-        model, self.info = create_model_and_info(args, self.train_set, self.step)
+        resumed = read_checkpoint(args.resume) if args.resume and Path(args.resume).is_file() else None
+        model, self.info = create_model_and_info(args, self.train_set, self.step, resumed)
         self.frozen = freeze_modules(model, args.freeze)
         return model
 
