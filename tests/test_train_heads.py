@@ -1,6 +1,7 @@
 """ Runs with multi-label heads: training, resuming, evaluation, prediction, export, several processes """
 import json
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -15,6 +16,7 @@ from timm_splicemix.predict import main as predict
 from timm_splicemix.run.load import load_checkpoint
 from timm_splicemix.run.model import freeze_modules
 from timm_splicemix.run.optimizer import create_optimizer
+from timm_splicemix.run.read import PUBLISHED
 from timm_splicemix.train import build_parser, main
 from timm_splicemix.validate import main as validate
 
@@ -137,6 +139,22 @@ def test_weights_of_another_data_set_start_the_backbone(data, tmp_path):
         data, tmp_path, *head_flags('add-gcn'), '--pretrained-path', first / 'last.pth.tar', '--lr', '0',
         '--freeze-bn', '--weight-decay', '0', name='second')
     before, after = weights(first / 'last.pth.tar'), weights(second / 'last.pth.tar')
+    assert torch.equal(before['conv1.0.weight'], after['conv1.0.weight'])
+
+
+def test_a_published_model_brings_its_head_unless_flags_set_another(data, tmp_path):
+    first = train(data, tmp_path, *head_flags('csra'), name='first')
+    export([str(first), '--format', 'safetensors', '--output', str(tmp_path / 'exported')])
+    published = tmp_path / 'published'
+    published.mkdir()
+    shutil.copy(next((tmp_path / 'exported').glob('*.safetensors')), published / PUBLISHED)
+    model = ('--model', f'local-dir:{published}', '--pretrained', '--epochs', '1', '--lr', '0', '--freeze-bn')
+    again = train(data, tmp_path, *model, name='again')
+    assert load_checkpoint(again)[0].head_name == 'csra'
+    assert load_checkpoint(train(data, tmp_path, *model, '--head', 'add-gcn', name='other'))[0].head_name == 'add-gcn'
+    pooled, _ = load_checkpoint(train(data, tmp_path, *model, '--gp', 'max', name='pooled'))
+    assert not hasattr(pooled, 'head_name')
+    before, after = weights(first / 'last.pth.tar'), pooled.state_dict()
     assert torch.equal(before['conv1.0.weight'], after['conv1.0.weight'])
 
 

@@ -197,9 +197,11 @@ def _no_head(model: nn.Module, name: str, reason: str) -> UsageError:
 
 def _run_levels(model: nn.Module, images: torch.Tensor, levels: Sequence[int]) -> Maps:
     """The maps of two levels, or of one level and the features."""
-    last, maps = model.forward_intermediates(
-        images, indices=list(levels), output_fmt='NCHW', stop_early=len(levels) == 2)
-    return (*maps, last)[:2]
+    options = {'indices': list(levels), 'output_fmt': 'NCHW'}
+    if len(levels) == 2:
+        return tuple(model.forward_intermediates(images, **options, stop_early=True, intermediates_only=True))
+    last, (first,) = model.forward_intermediates(images, **options, stop_early=False)
+    return first, last
 
 
 def _find_levels(

@@ -11,7 +11,6 @@ from ..args.timm import add_source_args
 
 _PROGRAM = 'timm-splicemix'
 _PATHS = ('data_dir', 'train_ann', 'val_ann', 'train_images', 'val_images', 'class_map')
-_BESIDE_DATA = ('train_images', 'val_images', 'class_map')  # searched in the folder of the data set first
 _TRAINING = ('train_ann', 'train_images')
 _UNUSED = ('data', 'dataset_download')  # by an evaluation of data that are there
 
@@ -63,6 +62,4 @@ def _data_flags(args: argparse.Namespace, of_training_data: bool) -> Iterator[st
         yield next(option for option in action.option_strings if option.startswith('--'))
         if action.nargs != 0:
             is_path = name in _PATHS and Path(value).exists()  # other files are relative to the data set
-            if name in _BESIDE_DATA and args.data_dir and (Path(args.data_dir) / value).exists():
-                is_path = False
             yield str(Path(value).absolute()) if is_path else str(value)

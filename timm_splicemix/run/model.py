@@ -85,18 +85,17 @@ def use_published(args: argparse.Namespace) -> None:
     own = dict(info.model_kwargs)
     own.pop('num_classes', None)
     own.pop('img_size', None)
-    head, head_kwargs = own.pop('head', ''), own.pop('head_kwargs', None) or {}
     args.model = info.model_name
-    if not args.gp and not args.head:
-        args.gp, args.head, args.head_kwargs = own.get('global_pool'), head, args.head_kwargs or head_kwargs
+    pool, head, head_kwargs = (own.pop(name, None) for name in ('global_pool', 'head', 'head_kwargs'))
+    if not args.head and not args.gp:
+        args.gp, args.head, args.head_kwargs = pool, head or '', args.head_kwargs or head_kwargs or {}
     if args.pretrained and not args.pretrained_path:
         args.pretrained_path = str(path)
     if not (args.input_size or args.img_size or args.in_chans):
         args.input_size = list(info.data_config['input_size'])
     for name in ('mean', 'std', 'interpolation', 'crop_pct', 'crop_mode'):
         setattr(args, name, getattr(args, name) or info.data_config[name])
-    args.model_kwargs = {**{name: own[name] for name in own if name not in ('in_chans', 'global_pool')},
-                         **args.model_kwargs}
+    args.model_kwargs = {**{name: own[name] for name in own if name != 'in_chans'}, **args.model_kwargs}
 
 
 def count_classes(args: argparse.Namespace, dataset: torch.utils.data.Dataset) -> Optional[int]:

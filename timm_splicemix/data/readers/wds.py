@@ -16,7 +16,6 @@ from tqdm import tqdm
 from ...errors import UsageError
 from ...files import atomic_write, open_regular, read_json, read_text
 from ..cache import lock_beside
-from ..class_map import source_of
 from ..seeding import mix_seeds
 from ..splits import split_names
 from .base import MultiLabelReader, check_classes, class_index
@@ -73,7 +72,6 @@ class ReaderWds(MultiLabelReader):
         self.shuffle_size = shuffle_size
         self.drop_unknown_classes = drop_unknown_classes
         self.shards = find_shards(root, name, split)
-        self._source = '' if class_names is None else source_of(class_names)
         self._set_classes(_read_class_names(Path(root), name) if class_names is None else class_names, root)
         self._offsets = _first_samples(index_shards(root, self.shards), num_samples, split)
         self.shards = self.shards[:len(self._offsets)]
@@ -175,7 +173,7 @@ class ReaderWds(MultiLabelReader):
             if self.drop_unknown_classes and isinstance(label, str) and label not in self.class_to_idx:
                 continue
             if isinstance(label, str):
-                label = class_index(label, self.class_to_idx, where, self._source)
+                label = class_index(label, self.class_to_idx, where)
             elif type(label) is not int or not 0 <= label < number:
                 raise UsageError(
                     f'Expected names or indices of the {number} classes in {where}, but got {label!r:.200}.')
