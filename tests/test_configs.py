@@ -16,6 +16,7 @@ from PIL import Image
 
 from timm_splicemix.args import parse_with_config
 from timm_splicemix.data.readers.voc import VOC_CLASSES
+from timm_splicemix.models import create_model
 from timm_splicemix.run.factory import create_mixer
 from timm_splicemix.run.optimizer import create_optimizer, create_scheduler
 from timm_splicemix.task import SpliceMixModule
@@ -31,10 +32,13 @@ BY_DATA = {
 SMALLEST = {  # model of each family
     'resnet': ['test_resnet'],
     'shufflenetv2': ['shufflenetv2_x0_5'],
+    'tresnet': ['test_resnet'],
     'swin': [
         'swin_tiny_patch4_window7_224', '--model-kwargs', 'embed_dim=16', 'depths=(1,1,1,1)', 'num_heads=(1,1,1,1)'],
     'vit': ['test_vit'],
 }
+
+HEADS = [path for path in TRAINING if 'head' in yaml.safe_load(path.read_text())]
 
 each_config = pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
 each_training = pytest.mark.parametrize('path', TRAINING, ids=lambda path: path.stem)
@@ -123,8 +127,11 @@ def train(tmp_path_factory):
         copy.write_text(yaml.safe_dump(config))
         model, = (argv for family, argv in SMALLEST.items() if config['model'].startswith(family))
         data, out = root / path.name.split('_')[0], tmp_path_factory.mktemp(path.stem)
+        size = '96' if config.get('head') == 'tdrg' else '64'
+        if config.get('warmup_prefix'):  # its epochs are added
+            argv = (*argv, '--warmup-epochs', '0')
         main([
-            '--config', str(copy), '--data-dir', str(data), '--img-size', '64', '-b', '10', '--epochs', '1',
+            '--config', str(copy), '--data-dir', str(data), '--img-size', size, '-b', '10', '--epochs', '1',
             '--train-batches-per-epoch', '2', '-j', '0', '--output', str(out), '--experiment', 'run', '--model', *model,
             *argv])
         with open(out / 'run' / 'summary.csv', encoding='utf-8') as file:
@@ -158,7 +165,7 @@ def test_the_header_of_a_config_is_complete_and_its_command_valid(path):
     python, script, *argv = shlex.split(header['Command'])
     assert (python, script) == ('python', 'train.py' if path in TRAINING else 'validate.py')
     assert argv[argv.index('--config') + 1] == f'configs/{path.name}'
-    assert re.search(r'[Tt]ables? \d.*\(tb', header['Reproduces']) and 'mAP' in header['Paper']
+    assert re.search(r'[Tt]ables? \d.*\(tb|no row of the tables', header['Reproduces']) and 'mAP' in header['Paper']
     argv[argv.index('--config') + 1] = str(path)
     args, _ = parse_with_config(make_parser(path), argv)
     dataset = {'coco': 'coco/2014', 'voc': 'voc/2007', 'imagenet': ''}[args.data_dir]
@@ -199,7 +206,7 @@ def test_the_flags_for_other_augmentations_in_the_readme_make_a_mixer():
         assert (create_mixer(args, num_classes=80) is not None) == (args.batch_augment == 1)
 
 
-@each_training
+@pytest.mark.parametrize('path', [path for path in TRAINING if path not in HEADS], ids=lambda path: path.stem)
 def test_every_row_follows_the_recipe_of_the_paper(path):
     args = parse(path)
     assert (args.opt, args.momentum, args.weight_decay, args.sched, args.decay_rate) == (
@@ -218,19 +225,63 @@ def test_every_row_follows_the_recipe_of_the_paper(path):
     assert args.gp == (None if own_pooling else 'max')
 
 
-def rates(path, updates_per_epoch):
+# Head, learning rates of head and backbone, batch size, epochs, and epochs at which the rate decays, of published code
+RECIPES = {
+    'mlgcn': ('ml-gcn', 0.1, 0.01, 32, 100, (40, 80)),
+    'ssgrl': ('ssgrl', 1e-5, 1e-5, 4, 200, ()),
+    'addgcn': ('add-gcn', 0.05, 0.005, 16, 50, (31, 41)),
+    'tdrg': ('tdrg', 0.03, 0.003, 32, 50, (41,)),
+    'csra': ('csra', 0.1, 0.01, 16, 30, (5, 10, 15, 20, 25)),
+    'dsdl': ('dsdl', 0.01, 0.001, 32, 200, (40,)),
+    'mldecoder': ('ml-decoder', 1e-4, 1e-4, 56, 40, None),
+    'q2l': ('q2l', 1e-4, 1e-4, 32, 80, None),
+}
+
+
+@pytest.mark.parametrize('path', HEADS, ids=lambda path: path.stem)
+def test_methods_follow_their_published_recipes(path):
+    args = parse(path)
+    head, lr, backbone_lr, batch_size, epochs, decays = RECIPES[path.stem.split('_')[1]]
+    assert (args.head, args.lr, args.batch_size, args.gp) == (head, lr, batch_size, None)
+    assert args.lr * args.backbone_lr_scale == pytest.approx(backbone_lr)
+    assert (args.img_size, args.crop_mode, args.crop_pct) == (448, 'squash', 1.)
+    assert bool(args.splicemix_grids) == path.stem.endswith('splicemix')
+    after = rates(path, updates_per_epoch=10, model=create_model('test_resnet', num_classes=3, head='csra'))
+    assert after.num_epochs == epochs
+    if decays is None:  # one cycle, with its maximum after a fifth
+        assert after(0)[-1] == pytest.approx(lr / 25) and after(2 * epochs)[-1] == pytest.approx(lr)
+        assert after(10 * epochs - 1)[-1] < lr / 100
+        return
+    for decay, epoch in enumerate(decays):
+        for updates, rate in ((10 * epoch - 2, lr / 10 ** decay), (10 * epoch, lr / 10 ** (decay + 1))):
+            assert max(after(updates)) == pytest.approx(rate)
+    assert args.sched == 'none' or max(after(10 * epochs - 1)) == pytest.approx(lr / 10 ** len(decays))
+
+
+def test_both_rows_of_a_method_differ_in_splicemix_alone():
+    for name in ('mlgcn', 'ssgrl', 'addgcn', 'tdrg'):
+        plain, mixed = (
+            yaml.safe_load((REPOSITORY / f'configs/coco_{name}_{row}.yaml').read_text())
+            for row in ('baseline', 'splicemix'))
+        assert mixed.pop('splicemix_grids') and mixed == plain
+
+
+def rates(path, updates_per_epoch, model=None):
     """A function that returns the learning rates of backbone and classifier after a number of updates."""
     args = parse(path)
-    optimizer = create_optimizer(timm.create_model('test_resnet', num_classes=3), args)
-    assert all(group['weight_decay'] == 1e-4 and not group['nesterov'] for group in optimizer.param_groups)
-    assert sum(len(group['params']) for group in optimizer.param_groups[1:]) == 2
+    optimizer = create_optimizer(model or timm.create_model('test_resnet', num_classes=3), args)
+    if model is None:
+        assert all(group['weight_decay'] == 1e-4 and not group['nesterov'] for group in optimizer.param_groups)
+        assert sum(len(group['params']) for group in optimizer.param_groups[1:]) == 2
     scheduler, num_epochs = create_scheduler(optimizer, args, updates_per_epoch)
-    assert num_epochs == 80
+    assert model is not None or num_epochs == 80
 
     def after(updates):
-        scheduler.step(updates // updates_per_epoch)
-        scheduler.step_update(updates)
+        if scheduler is not None:
+            scheduler.step(updates // updates_per_epoch)
+            scheduler.step_update(updates)
         return [group['lr'] for group in optimizer.param_groups]
+    after.num_epochs = num_epochs
     return after
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from timm_splicemix.args import parse_with_config
-from timm_splicemix.run.hints import program, resume_command, validate_command
-from timm_splicemix.train import build_parser
+from timm_splicemix.run.hints import program, resume_command
 
 from .conftest import REPOSITORY
 from .evaluations import quiet  # noqa: F401
@@ -60,13 +58,3 @@ def test_commands_have_their_installed_name_if_they_are_installed(monkeypatch, t
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
     assert program('validate') == 'timm-splicemix validate'
     assert resume_command(tmp_path / 'my run') == f"timm-splicemix train --resume '{tmp_path / 'my run'}'"
-
-
-def test_paths_that_were_found_beside_the_data_stay_relative(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ('data/photos', 'data/both', 'both', 'here'):
-        (tmp_path / name).mkdir(parents=True)
-    for given, printed in (('photos', 'photos'), ('both', 'both'), ('here', tmp_path / 'here')):
-        args, _ = parse_with_config(build_parser(), ['--data-dir', 'data', '--val-images', given])
-        words = shlex.split(validate_command(args, Path('best.pth.tar')))
-        assert words[words.index('--val-images') + 1] == str(printed)

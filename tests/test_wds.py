@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from timm_splicemix.data import BadImageError, MultiLabelDataset, check_has_positives, create_dataset, read_class_map
+from timm_splicemix.data import BadImageError, MultiLabelDataset, check_has_positives, create_dataset
 from timm_splicemix.data.readers import wds
 from timm_splicemix.data.readers.wds import ReaderWds, find_shards, shuffle_shards
 from timm_splicemix.data.sampler import EpochBatches
@@ -217,14 +217,6 @@ def test_labels_that_are_wrong_are_named(tmp_path, name, content, label_key, mes
     for get in (lambda: MultiLabelDataset(reader)[0], lambda: reader.targets):
         with raises_error(message):
             get()
-
-
-def test_a_wrong_label_names_the_class_map(tmp_path):
-    write_tar(tmp_path / 'train-0.tar', [('b.jpg', png(0)), ('b.json', b'{"labels": ["dgo"]}')])
-    (tmp_path / 'names.txt').write_text('\n'.join(NAMES))
-    names = read_class_map('names.txt', tmp_path)
-    with raises_error(rf"is not one of the 4 classes of --class-map {tmp_path}/names.txt; did you mean 'dog'"):
-        MultiLabelDataset(ReaderWds(tmp_path, class_names=names))[0]
 
 
 def test_the_number_of_classes_must_be_known(root):
