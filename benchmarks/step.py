@@ -6,12 +6,16 @@ Times a whole step (forward, backward, SGD) of
     SpliceMix  SpliceMixTask on B images, to which it appends M mixed ones
     CL         the same with consistency learning
 
-of each model alternately. Prints median times, and median and quartiles of the ratios per round. Exits with 1 if the
-median of a ratio is above `--at-most`. Use more rounds on a busy machine, where single ratios vary a lot.
+of each model alternately, and then a step without mixing of each multi-label head (`--heads`) on the first model,
+relative to the same model with global max pooling (GMP) and a linear classifier.
+
+Prints median times, and median and quartiles of the ratios per round. Exits with 1 if the median of a ratio of
+SpliceMix is above `--at-most`. Use more rounds on a busy machine, where single ratios vary a lot.
 
     python benchmarks/step.py
     python benchmarks/step.py --models resnet50 --batch-size 8 --rounds 30
     python benchmarks/step.py --device cuda --batch-size 64
+    python benchmarks/step.py --models resnet50 --heads csra ml-gcn
 """
 import argparse
 import itertools
@@ -24,6 +28,8 @@ from timm.models import get_pretrained_cfg
 from timm.task import ClassificationTask, TrainingTask
 
 import timm_splicemix as tsm
+from timm_splicemix.errors import UsageError
+from timm_splicemix.heads import list_heads
 
 MODELS = ('resnet50', 'vit_tiny_patch16_224', 'swin_tiny_patch4_window7_224')
 GRIDS, RATIO = '1x2,2x2,2x3', 0.25
@@ -64,9 +70,61 @@ def make_steps(name: str, batch_size: int, img_size: int, device: torch.device) 
     }
 
 
+def make_head_steps(
+        name: str,
+        heads: list[str],
+        batch_size: int,
+        img_size: int,
+        device: torch.device,
+) -> dict[str, Callable[[], None]]:
+    """A step with GMP, and one with each head that the model supports."""
+    kwargs = {'img_size': img_size} if get_pretrained_cfg(name).fixed_input_size else {}
+    images = torch.randn(batch_size, 3, img_size, img_size, device=device)
+    targets = (torch.rand(len(images), NUM_CLASSES, device=device) < 0.05).float()
+    side_inputs = {
+        'class_vectors': torch.randn(NUM_CLASSES, 300), 'cooccurrence': (targets.sum(dim=0), targets.T @ targets)}
+
+    def make_step(head: str) -> Callable[[], None]:
+        torch.manual_seed(0)
+        options = {'head': head, 'side_inputs': side_inputs} if head else {'global_pool': 'max'}
+        model = tsm.create_model(name, num_classes=NUM_CLASSES, **options, **kwargs).to(device).train()
+        task = tsm.SpliceMixTask(model, torch.nn.BCEWithLogitsLoss(), verbose=False)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=1e-4, momentum=0.9)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            task(images, targets)['loss'].backward()
+            optimizer.step()
+            if device.type == 'cuda':
+                torch.cuda.synchronize()
+        return step
+
+    steps = {'GMP': make_step('')}
+    for head in heads:
+        try:
+            steps[head] = make_step(head)
+        except UsageError as error:
+            print(error, file=sys.stderr)
+    return steps
+
+
+def measure_heads(args: argparse.Namespace) -> None:
+    name = args.models[0]
+    steps = make_head_steps(name, args.heads, args.batch_size, args.img_size, args.device)
+    times = alternate(steps, args.rounds, title='heads')
+    print(f'\n| head on {name}, {args.batch_size} images | ms | / GMP |\n|---|---|---|')
+    for head, seconds in medians(times).items():
+        low, ratio, high = ratios(times, head, 'GMP')
+        print(f'| {head} | {seconds * 1e3:.0f} | {ratio:.3f} ({low:.3f} to {high:.3f}) |', flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--models', nargs='+', default=MODELS, help=f'models to measure (default: {" ".join(MODELS)})')
+    parser.add_argument(
+        '--heads', nargs='*', default=list_heads(), choices=list_heads(), metavar='NAME',
+        help='heads to measure on the first model (default: all)')
     parser.add_argument('--batch-size', type=int, default=8, help='number of regular images (default: 8)')
     parser.add_argument('--img-size', type=int, default=224, help='image size (default: 224)')
     parser.add_argument('--rounds', type=int, default=15, help='number of measurements of each step (default: 15)')
@@ -95,6 +153,8 @@ def main() -> None:
             if ratio > args.at_most:
                 missed.append(f'{name}, {step} / {base}: {ratio:.3f}')
         print(f'| {" | ".join(cells)} |', flush=True)
+    if args.heads:
+        measure_heads(args)
     if missed:
         sys.exit(f'Expected ratios of at most {args.at_most}, but got ' + '; '.join(missed))
 

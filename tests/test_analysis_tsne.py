@@ -10,6 +10,7 @@ from PIL import Image
 
 from tests.analyses import check_refused, read_table
 from tests.evaluations import write_checkpoint
+from tests.head_cases import make_model
 from tests.helpers import raises_error
 from timm_splicemix.analysis.tsne import (
     classifier_weights,
@@ -37,6 +38,15 @@ def place(tmp_path_factory):
     categories = [{'name': name, 'supercategory': group} for name, group in zip(CLASSES, GROUPS)]
     (folder / 'coco.json').write_text(json.dumps({'categories': categories, 'images': []}))
     return folder
+
+
+@torch.no_grad()
+def test_the_weights_of_a_head_are_those_that_it_computes_or_those_of_its_classifiers():
+    model = make_model('resnet', 'ml-gcn').eval()
+    maps = torch.rand(2, 96, 3, 3)
+    expected = maps.amax(dim=(2, 3)) @ classifier_weights(model).T
+    torch.testing.assert_close(model.multilabel_head(maps), expected)
+    assert classifier_weights(make_model('resnet', 'csra', heads=2)).shape == (5, 2 * 96)
 
 
 def clusters():

@@ -54,6 +54,7 @@ def test_products_of_vectors_of_labels_are_the_positive_mutual_information():
     counts, joint = count_labels(targets)
     vectors = vectors_of_labels(counts, joint, 400)
     assert vectors.shape == (5, 5) and vectors.dtype == torch.float32
+    assert vectors.is_contiguous()  # as safetensors demands
     expected = torch.zeros(5, 5)
     for i in range(5):
         for j in range(5):

@@ -23,7 +23,7 @@ from ..args.types import at_least
 from ..draw import INK, load_pyplot, plot_text, save_figure
 from ..errors import UsageError
 from ..files import format_table, read_json, read_rows
-from ..models import classifier_parameters
+from ..models import classifier_parameters, has_head
 from .common import create_checkpoint_parser, load_checkpoints, write_analysis
 
 NAME = 'tsne'
@@ -91,7 +91,13 @@ def group_classes(class_names: Sequence[str], groups: Optional[dict[str, str]], 
 
 
 def classifier_weights(model: nn.Module) -> torch.Tensor:
-    """Return the classifier weights, (classes, features) float32; those of several classifiers are concatenated."""
+    """ Return the classifier weights, (classes, features) float32; those of several classifiers are concatenated.
+
+    For a head that computes the weights of its classifier (ML-GCN), these are returned.
+    """
+    computed = model.get_classifier().class_weights() if has_head(model) else None
+    if computed is not None and computed.ndim == 2:
+        return computed.detach().float().cpu()
     weights = [
         parameter.detach().float().flatten(1) for parameter in classifier_parameters(model)
         if parameter.ndim >= 2 and len(parameter) == model.num_classes]

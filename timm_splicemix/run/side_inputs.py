@@ -141,4 +141,4 @@ def vectors_of_labels(counts: torch.Tensor, joint: torch.Tensor, num_images: int
     dimensions = min(_MAX_DIMENSIONS, len(counts))
     vectors = left[:, :dimensions] * values[:dimensions].sqrt()
     largest = vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True))  # (1, dimensions)
-    return (vectors * largest.sign()).float()  # signs of singular vectors are arbitrary
+    return (vectors * largest.sign()).float().contiguous()  # signs of singular vectors are arbitrary
