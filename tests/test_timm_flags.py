@@ -12,7 +12,7 @@ from timm_splicemix.args.timm import (
     add_timm_train_args,
     add_timm_validate_args,
 )
-from timm_splicemix.run.factory import dataset_kwargs
+from timm_splicemix.run.datasets import dataset_kwargs
 from timm_splicemix.train import build_parser
 
 from .timm_flags import TIMM_FLAGS, TRAIN, VALIDATE, describe, read_script

@@ -15,7 +15,7 @@ from timm_splicemix.data import MultiLabelDataset, registry
 from timm_splicemix.data.dataset import StrictImageDataset
 from timm_splicemix.data.readers.voc import VOC_CLASSES
 from timm_splicemix.data.transforms import MultiScaleCrop
-from timm_splicemix.run.factory import create_datasets
+from timm_splicemix.run.datasets import create_datasets
 from timm_splicemix.run.model import resolve_images
 from timm_splicemix.train import build_parser
 

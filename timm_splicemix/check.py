@@ -17,7 +17,7 @@ from .data.decode import DECODERS
 from .data.registry import create_dataset
 from .errors import UsageError
 from .files import printable
-from .run.factory import split_kwargs
+from .run.datasets import split_kwargs
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:

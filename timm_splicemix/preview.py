@@ -24,7 +24,7 @@ from .data import create_dataset
 from .draw import check_image_name, draw_batch, save_image
 from .errors import UsageError
 from .mix import SpliceMix, parse_grids
-from .run.factory import split_kwargs
+from .run.datasets import split_kwargs
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:

@@ -18,7 +18,7 @@ from .data.partition import multi_hot_targets
 from .data.registry import create_dataset
 from .errors import UsageError
 from .files import format_table, printable
-from .run.factory import dataset_kwargs, whole_split
+from .run.datasets import dataset_kwargs, whole_split
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:

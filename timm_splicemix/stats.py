@@ -13,7 +13,7 @@ from .data.registry import create_dataset
 from .data.statistics import co_occurrence, format_statistics
 from .draw import draw_statistics, save_figure
 from .errors import UsageError
-from .run.factory import split_kwargs
+from .run.datasets import split_kwargs
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:

@@ -28,14 +28,13 @@ from .args import (
     uses_config,
 )
 from .run.checkpoint import find_checkpoint
+from .run.datasets import create_datasets, is_multi_label
 from .run.factory import (
     create_criterion,
-    create_datasets,
     create_loaders,
     create_mixer,
     create_task,
     create_training_step,
-    is_multi_label,
 )
 from .run.machine import describe_machine, set_up_device
 from .run.model import create_model_and_info, freeze_modules

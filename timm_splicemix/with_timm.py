@@ -49,19 +49,17 @@ from .data import (
 from .errors import UsageError
 from .loss import binary_cross_entropy, union_cross_entropy
 from .results import format_metrics
+from .run.datasets import create_dataset_from_flags, create_datasets, is_multi_label
 from .run.engine import evaluate
 from .run.evaluation import Evaluator
 from .run.factory import (
     create_criterion,
-    create_dataset_from_flags,
-    create_datasets,
     create_eval_loader,
     create_meter,
     create_mixer,
     create_task,
     create_train_loader,
     create_training_step,
-    is_multi_label,
 )
 from .run.load import load_from_flags, transform_model
 from .run.machine import set_seed, set_up_device

@@ -37,13 +37,9 @@ from ..metrics import (
     tune_thresholds,
 )
 from ..results import Scores, class_rows
+from .datasets import create_dataset_from_flags, is_multi_label
 from .engine import evaluate
-from .factory import (
-    create_dataset_from_flags,
-    create_eval_loader,
-    create_step,
-    is_multi_label,
-)
+from .factory import create_eval_loader, create_step
 from .load import set_image_size
 from .onnx import OnnxModel
 from .predictor import FlipAverage

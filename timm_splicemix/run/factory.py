@@ -1,32 +1,18 @@
-""" Flags become data sets, loaders, mixer, loss and task; models and optimizers are created in the files beside """
+""" Flags become loaders, mixer, loss and task; data sets, models and optimizers are created in the files beside """
 import argparse
-import logging
 import math
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
 import torch
-from PIL import ImageMode
 from torch import nn
 
 from ..args import splicemix_kwargs, uses_softmax
 from ..args.ours import LOSS_PARAMETERS, losses_with
 from ..data import (
-    PARTITION,
-    MultiLabelDataset,
     MultiLabelLoader,
-    Partition,
-    StrictImageDataset,
-    align_classes,
-    check_has_positives,
-    create_dataset,
     create_loader,
-    divide,
-    is_training_split,
-    read_partition,
 )
-from ..data.readers.csv import find_csv
-from ..data.readers.json import find_json
 from ..errors import UsageError
 from ..loss import (
     MultilabelLoss,
@@ -47,161 +33,6 @@ from ..mix import (
 from ..task import SpliceMixTask
 from .engine import Step
 from .machine import precision
-
-_logger = logging.getLogger(__name__)
-
-
-def create_dataset_from_flags(
-        args: argparse.Namespace,
-        split: str,
-        is_training: bool = False,
-        in_chans: Optional[int] = None,
-        partition: Optional[Partition] = None,
-        **options: Any,
-) -> torch.utils.data.Dataset:
-    """ Create one split of the data set that the flags of train.py or validate.py name.
-
-    Args:
-        args: Flags.
-        split: Name of the split.
-        is_training: True for the split to train on. Only then are labels hidden (--keep-labels), and annotations come
-            from --train-ann.
-        in_chans: Number of image channels of the model, by default that of the flags.
-        partition: Parts of the split that it names; `split` is then one of them.
-        **options: Further arguments of `create_dataset`; they override the flags.
-    """
-    if in_chans is None:
-        in_chans = args.input_size[0] if args.input_size else args.in_chans or 3
-    mode = image_mode(args, in_chans)
-    kwargs = {**dataset_kwargs(args, is_training), 'split': split, 'input_img_mode': mode}
-    if is_training or partition is not None:  # validate.py need not have all images of a partition
-        kwargs['skip_missing_images'] = getattr(args, 'on_bad_image', 'skip') == 'skip'
-    if partition is not None:
-        kwargs.update(whole_split(args, partition.source))
-    if args.dataset_trust_remote_code:
-        kwargs['trust_remote_code'] = True
-    if args.dataset.startswith(('tfds/', 'wds/', 'hfids/')):
-        kwargs['seed'] = args.seed
-    dataset = create_dataset(**{**kwargs, **options})
-    if partition is not None:
-        dataset = partition.select(dataset, split)
-    check_has_positives(dataset, split)
-    if args.cache:
-        if not isinstance(dataset, StrictImageDataset):
-            raise UsageError(f'--cache does not support data set {args.dataset}, which is read as a stream.')
-        dataset.use_cache(args.cache, args.cache_size)
-    return dataset
-
-
-def create_datasets(args: argparse.Namespace) -> tuple[torch.utils.data.Dataset, torch.utils.data.Dataset]:
-    """ Create the training set and the validation set.
-
-    If both are parts of one split, by --val-fraction or --split-file, they have an attribute `partition`.
-    """
-    partition = _find_partition(args)
-    options = {'num_samples': args.train_num_samples, 'repeats': args.epoch_repeats or None}
-    train_set = create_dataset_from_flags(
-        args, args.train_split if partition is None else 'train', is_training=True, partition=partition, **options)
-    if partition is None:
-        val_set = create_dataset_from_flags(args, args.val_split, num_samples=args.val_num_samples)
-    else:
-        val_set = create_dataset_from_flags(args, 'val', partition=partition, **options)
-        train_set.partition = val_set.partition = partition
-    names = getattr(train_set, 'class_names', None)
-    if names:
-        align_classes(val_set, names, 'the validation set', 'the training set', args.drop_unknown_classes)
-        check_has_positives(val_set, args.val_split)
-    return train_set, val_set
-
-
-def _find_partition(args: argparse.Namespace) -> Optional[Partition]:
-    """The parts of --val-fraction or --split-file; a resumed run has those that it wrote to its folder."""
-    if not args.val_fraction and not args.split_file:
-        return None
-    resumed = Path(args.resume)
-    own_file = (resumed if resumed.is_dir() else resumed.parent) / PARTITION
-    if args.resume and own_file.is_file():
-        return read_partition(own_file)
-    if args.split_file:
-        return read_partition(args.split_file)
-    kwargs = {**dataset_kwargs(args, True), **whole_split(args, args.train_split), 'keep_labels': None}
-    dataset = create_dataset(
-        **kwargs, num_samples=args.train_num_samples, skip_missing_images=args.on_bad_image == 'skip')
-    fractions = {'train': 1 - args.val_fraction, 'val': args.val_fraction}
-    partition = divide(dataset, fractions, args.train_split, args.split_seed, {'dataset': args.dataset})
-    sizes = ' and '.join(f'{len(images):,} ({part})' for part, images in partition.parts.items())
-    _logger.info(f"Split the {len(dataset):,} images of '{args.train_split}' into {sizes}.")
-    return partition
-
-
-def whole_split(args: argparse.Namespace, split: str) -> dict[str, Any]:
-    """Arguments of `create_dataset` that read a split to be divided, which a label file need not name."""
-    source = dataset_kwargs(args, True)
-    kwargs = {name: source[name] for name in ('annotations', 'images')}
-    if kwargs['annotations'] is None and args.data_dir:
-        if args.dataset == 'csv':
-            kwargs['annotations'] = find_csv(args.data_dir, split, args.csv_split_column, may_lack_splits=True)
-        elif args.dataset == 'json':
-            kwargs['annotations'] = find_json(args.data_dir, split, may_lack_splits=True)
-    return {**kwargs, 'split': split}
-
-
-def split_kwargs(args: argparse.Namespace, split: str) -> dict[str, Any]:
-    """Arguments of `create_dataset` that read a split to look at; a CSV file without splits is its training split."""
-    is_training = is_training_split(split)
-    return {**dataset_kwargs(args, is_training), **(whole_split(args, split) if is_training else {'split': split})}
-
-
-def dataset_kwargs(args: argparse.Namespace, is_training: bool) -> dict[str, Any]:
-    """ Turn the flags of `add_dataset_args` and `add_label_args` into arguments of `create_dataset`.
-
-    Args:
-        args: Flags.
-        is_training: True for the split to train on. Only then are labels hidden (--keep-labels).
-    """
-    kwargs = {
-        'name': args.dataset,
-        'root': args.data_dir,
-        'is_training': is_training,
-        'download': args.dataset_download,
-        'class_map': args.class_map or None,
-        'drop_unknown_classes': args.drop_unknown_classes,
-        'input_key': args.input_key,
-        'target_key': args.target_key,
-        'annotations': args.train_ann if is_training else args.val_ann,
-        'images': args.train_images if is_training else args.val_images,
-        'class_order': args.class_order,
-        'keep_unlabelled': args.keep_unlabelled,
-        'difficult': args.voc_difficult if is_training else args.voc_difficult_eval,
-        'image_column': args.csv_image_column,
-        'label_column': args.csv_label_column,
-        'split_column': args.csv_split_column,
-        'label_delimiter': args.csv_delimiter,
-        'empty_cells': args.csv_empty,
-    }
-    if is_training and args.keep_labels is not None:
-        kwargs.update(keep_labels=args.keep_labels, keep_labels_seed=args.keep_labels_seed)
-    return kwargs
-
-
-def image_mode(args: argparse.Namespace, in_chans: int) -> str:
-    """Return the PIL mode of --input-img-mode, or that of `in_chans` channels; raise an error if it has others."""
-    mode = args.input_img_mode or ('L' if in_chans == 1 else 'RGB')
-    try:
-        bands = ImageMode.getmode(mode).bands
-    except KeyError:
-        raise UsageError(
-            f"Expected a mode of Pillow's for --input-img-mode, such as RGB or L, but got '{mode}'.") from None
-    if len(bands) != in_chans:
-        raise UsageError(
-            f'Expected images of {in_chans} channels (--in-chans), but got {len(bands)} in mode {mode}: set '
-            '--input-img-mode, such as L for 1, RGB for 3 or RGBA for 4.')
-    return mode
-
-
-def is_multi_label(dataset: torch.utils.data.Dataset) -> bool:
-    """Return True if targets are multi-hot, False if they are class indices."""
-    return isinstance(dataset, MultiLabelDataset)
 
 
 def create_step(args: argparse.Namespace, device: torch.device, log_interval: int, **options: Any) -> Step:

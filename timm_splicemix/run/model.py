@@ -21,8 +21,8 @@ from ..models import (
     mean_prior_bias,
     prior_bias,
 )
+from .datasets import image_mode, is_multi_label
 from .engine import Step
-from .factory import image_mode, is_multi_label
 from .load import set_image_size
 from .machine import set_seed
 from .read import (
