@@ -43,14 +43,18 @@ docs: $(INSTALLED)  ## write the API reference to output/docs
 build: $(INSTALLED)  ## build wheel and source distribution in dist/
 	$(BIN)/python -m build
 
-bench: $(INSTALLED)  ## run all benchmarks, also if one misses its ratio
+bench: export BENCH_RESULTS = output/bench.jsonl
+bench: $(INSTALLED)  ## run all benchmarks and print a table of claims, goals and results
+	mkdir -p output && rm -f $(BENCH_RESULTS)
 	-$(BIN)/python benchmarks/mixer.py
 	-$(BIN)/python benchmarks/mixer.py --threads 2 --at-least 1
 	-$(BIN)/python benchmarks/mixer.py --channels-last --at-least 1
 	-$(BIN)/python benchmarks/loader.py --workers 1
+	-$(BIN)/python benchmarks/evaluation.py
 	-$(BIN)/python benchmarks/metrics.py
 	-$(BIN)/python benchmarks/labels.py
 	-$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/table.py $(BENCH_RESULTS)
 
 clean:  ## remove the virtual environment and all generated files
 	rm -rf $(VENV) output build dist *.egg-info

@@ -1,118 +1,138 @@
-""" Speed of reading, decoding and transforming images for training, relative to timm's transforms with PIL
+""" Images per second of reading, decoding and transforming images for training, relative to timm's transforms with PIL
 
-Writes 640 x 480 JPEG files and reads them as uint8 tensors of 448 px, with the pipelines alternately. Prints the median
-images per second, and the median ratios per round. Exits with 1 if decoder 'torchvision' is not `--at-least` times as
-fast as timm.
+Writes JPEG files and reads them as uint8 tensors of 448 px, with the pipelines alternately:
+
+    timm         timm's reading and transforms
+    pil          ours with PIL
+    torchvision  --decoder torchvision
+    scaled       --decoder torchvision --scaled-decoding
+    cache        --decoder torchvision --cache DIR, filled before
+
+for files of 640 x 480 with two crops, and for photos of 12 megapixels. Prints the median images per second, and the
+quartiles of ratios per round. Exits with 1 if a ratio misses its goal.
 
     python benchmarks/loader.py
-    python benchmarks/loader.py --workers 1 --at-least 1.5
+    python benchmarks/loader.py --workers 1
 """
 import argparse
+import io
 import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable
 
 import numpy as np
 import timm.data
 import timm.data.loader
 import torch
 from PIL import Image
-from timing import alternate, medians, ratios
+from timing import alternate, claim, medians, ratios
 
-from timm_splicemix.data.collate import Sample, fast_collate
-from timm_splicemix.data.decode import decode_image
-from timm_splicemix.data.transforms import create_transform
+from timm_splicemix.data import MultiLabelDataset, MultiLabelReader, create_transform
+from timm_splicemix.data.collate import fast_collate
+from timm_splicemix.data.loader import _Samples
+from timm_splicemix.data.sampler import SampleKey
 
-NUM_IMAGES = 64
-HEIGHT, WIDTH = 480, 640
 BATCH_SIZE = 16
+# Goals: (numerator, denominator): smallest ratio
+GOALS = {
+    'rrc': {('torchvision', 'timm'): 2.3, ('cache', 'timm'): 5., ('cache', 'torchvision'): 2.5},
+    'multiscale': {('torchvision', 'pil'): 1.5, ('cache', 'torchvision'): 2.},
+    '12 megapixels': {('scaled', 'timm'): 3., ('scaled', 'torchvision'): 1.5},
+}
 
 
-def write_images(folder: Path) -> list[Path]:
-    """Write noise with the spectrum of photos, whose colours vary less than their brightness: about 50 to 110 kB."""
-    frequency = np.hypot(np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH))
+def write_images(folder: Path, number: int, width: int, height: int) -> list[Path]:
+    """Write noise with the spectrum of photos, whose colours vary less than their brightness."""
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
     frequency[0, 0] = 1.
     # from brightness and two colour differences
     to_rgb = np.array([[1., 1., 1.], [0.3, 0., -0.3], [-0.15, 0.3, -0.15]])
     paths = []
-    for i in range(NUM_IMAGES):
-        noise = np.fft.rfft2(np.random.default_rng(i).normal(size=(3, HEIGHT, WIDTH)))
-        texture = np.fft.irfft2(noise / frequency ** 1.5, s=(HEIGHT, WIDTH))
+    for i in range(number):
+        noise = np.fft.rfft2(np.random.default_rng(i).normal(size=(3, height, width)))
+        texture = np.fft.irfft2(noise / frequency ** 1.5, s=(height, width))
         pixels = 128 + 50 * (texture / texture.std()).transpose(1, 2, 0) @ to_rgb
-        paths.append(folder / f'{i}.jpg')
+        paths.append(folder / f'{width}-{i}.jpg')
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(paths[-1], quality=90)
     return paths
 
 
-class Images(torch.utils.data.Dataset):
-    """Images of one pipeline; decoder None reads as timm's `ImageDataset` does."""
+class TimmImages(torch.utils.data.Dataset):
+    """Images read as timm's `ImageDataset` does."""
 
-    def __init__(self, paths: list[Path], decoder: Optional[str], transform: Callable):
+    def __init__(self, paths: list[Path], transform: Callable):
         self.paths = paths
-        self.decoder = decoder
         self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple:
         with open(self.paths[index], 'rb') as file:
-            if self.decoder is None:
-                return self.transform(Image.open(file).convert('RGB')), 0
-            return Sample(index, self.transform(decode_image(file.read(), self.decoder)), torch.zeros(1))
+            return self.transform(Image.open(io.BytesIO(file.read())).convert('RGB')), 0
 
 
-def pipelines(paths: list[Path], size: int, train_crop_mode: str) -> dict[str, Images]:
-    kwargs = {'is_training': True, 'use_prefetcher': True, 'color_jitter': None, 'interpolation': 'bilinear'}
-    sets = {
-        name: Images(paths, name, create_transform(size, decoder=name, train_crop_mode=train_crop_mode, **kwargs))
-        for name in ('pil', 'torchvision')
-    }
-    if train_crop_mode == 'multiscale':
-        return sets  # timm has no such crop
-    return {'timm': Images(paths, None, timm.data.create_transform(size, **kwargs)), **sets}
-
-
-def passes(dataset: Images, workers: int) -> Callable[[], None]:
+def passes(dataset: torch.utils.data.Dataset, number: int, workers: int) -> Callable[[], None]:
     """A function that reads all images once."""
+    is_timm = isinstance(dataset, TimmImages)
+    keys = list(range(number)) if is_timm else [SampleKey(0, index, 0) for index in range(number)]
     if not workers:
-        return lambda: [dataset[i] for i in range(len(dataset))]
-    collate = timm.data.loader.fast_collate if dataset.decoder is None else fast_collate
+        return lambda: [dataset[key] for key in keys]
+    collate = timm.data.loader.fast_collate if is_timm else fast_collate
+    batches = [keys[start:start + BATCH_SIZE] for start in range(0, number, BATCH_SIZE)]
     loader = torch.utils.data.DataLoader(
-        dataset, batch_size=BATCH_SIZE, num_workers=workers, persistent_workers=True, collate_fn=collate)
+        dataset, batch_sampler=batches, num_workers=workers, persistent_workers=True, collate_fn=collate)
     return lambda: [None for _ in loader]
+
+
+def pipelines(paths: list[Path], size: int, crop: str, workers: int, names: list[str]) -> dict[str, Callable[[], None]]:
+    kwargs = {'is_training': True, 'use_prefetcher': True, 'color_jitter': None, 'interpolation': 'bilinear'}
+    functions = {}
+    for name in names:
+        if name == 'timm':
+            dataset = TimmImages(paths, timm.data.create_transform(size, **kwargs))
+        else:
+            reader = MultiLabelReader(paths, torch.ones(len(paths), 1, dtype=torch.int8), ['a'], paths[0].parent)
+            images = MultiLabelDataset(reader)
+            images.decoder = 'pil' if name == 'pil' else 'torchvision'
+            images.scaled_decoding = name == 'scaled'
+            images.transform = create_transform(
+                size, decoder=images.decoder, train_crop_mode=crop, scaled_decoding=images.scaled_decoding, **kwargs)
+            if name == 'cache':
+                images.use_cache(paths[0].parent / 'cache')
+            dataset = _Samples(images, seed=0)  # with the seeds that a loader sets for each sample
+        functions[name] = passes(dataset, len(paths), workers)
+    return functions
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--size', type=int, default=448, help='image size (default: 448)')
     parser.add_argument('--workers', type=int, default=0, help='workers of a DataLoader (default: 0, no DataLoader)')
-    parser.add_argument('--seconds', type=float, default=15., help='time per row (default: 15)')
-    parser.add_argument('--at-least', type=float, default=2., help='smallest acceptable ratio (default: 2)')
+    parser.add_argument('--seconds', type=float, default=20., help='time per row (default: 20)')
     args = parser.parse_args()
 
     torch.set_num_threads(1)
+    met = []
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_images(Path(folder))
-        kilobytes = statistics.mean(path.stat().st_size for path in paths) / 1000
-        print(
-            f'torch {torch.__version__}, Pillow {Image.__version__}, {args.workers} worker(s), '
-            f'{WIDTH} x {HEIGHT} JPEG of {kilobytes:.0f} kB to {args.size} px, images per second')
-        print('| crop | timm | pil | torchvision | torchvision / timm | torchvision / pil |\n|---|---|---|---|---|---|')
-        for crop in ('rrc', 'multiscale'):
-            functions = {
-                name: passes(dataset, args.workers) for name, dataset in pipelines(paths, args.size, crop).items()}
-            times = alternate(functions, seconds=args.seconds, title=crop)
-            rates = {name: f'{NUM_IMAGES / seconds:.0f}' for name, seconds in medians(times).items()}
-            factors = {name: ratios(times, name, 'torchvision')[1] for name in times}
-            over_timm = f'{factors["timm"]:.2f}' if 'timm' in factors else ''
-            print(
-                f"| {crop} | {rates.get('timm', '')} | {rates['pil']} | {rates['torchvision']} | {over_timm} | "
-                f"{factors['pil']:.2f} |", flush=True)
-            if factors.get('timm', args.at_least) < args.at_least:
-                sys.exit(f'Expected torchvision / timm of at least {args.at_least}, but got {over_timm}.')
+        small = write_images(Path(folder), 64, 640, 480)
+        large = write_images(Path(folder), 4, 4000, 3000)
+        rows = {
+            'rrc': (small, 'rrc', ['timm', 'pil', 'torchvision', 'cache']),
+            'multiscale': (small, 'multiscale', ['pil', 'torchvision', 'cache']),  # timm has no such crop
+            '12 megapixels': (large, 'rrc', ['timm', 'pil', 'torchvision', 'scaled']),
+        }
+        print(f'torch {torch.__version__}, Pillow {Image.__version__}, {args.workers} worker(s), {args.size} px')
+        for title, (paths, crop, names) in rows.items():
+            kilobytes = statistics.mean(path.stat().st_size for path in paths) / 1000
+            times = alternate(
+                pipelines(paths, args.size, crop, args.workers, names), seconds=args.seconds, title=title)
+            rates = {name: f'{len(paths) / seconds:.0f}' for name, seconds in medians(times).items()}
+            print(f'{title}, files of {kilobytes:.0f} kB, images per second: {rates}', flush=True)
+            for (fast, base), goal in GOALS[title].items():
+                measured = ratios(times, base, fast)
+                print(f'    {fast} / {base}: {measured[1]:.2f} ({measured[0]:.2f} to {measured[2]:.2f})', flush=True)
+                met.append(claim(f'images per second, {title}: {fast} / {base}', measured, at_least=goal))
+    sys.exit(not all(met))
 
 
 if __name__ == '__main__':

@@ -1,8 +1,11 @@
 """ Times functions alternately in one process, so that all of them see the same load of the machine """
+import json
+import os
 import statistics
 import sys
 import time
-from typing import Any, Callable
+from pathlib import Path
+from typing import Any, Callable, Optional
 
 from tqdm import tqdm
 
@@ -42,3 +45,31 @@ def ratios(times: dict[str, list[float]], name: str, base: str) -> tuple[float, 
     """Quartiles of the ratio of two functions in each round."""
     values = [a / b for a, b in zip(times[name], times[base])]
     return tuple(statistics.quantiles(values, n=4, method='inclusive'))
+
+
+def claim(
+        text: str,
+        measured: tuple[float, float, float],
+        at_least: Optional[float] = None,
+        at_most: Optional[float] = None,
+) -> bool:
+    """ Compare a measured ratio with its goal, and append both to the file $BENCH_RESULTS for `table.py`.
+
+    Args:
+        text: What is compared.
+        measured: Lower quartile, median and upper quartile.
+        at_least, at_most: The goal for the median.
+
+    Returns:
+        Whether the goal is met.
+    """
+    median = measured[1]
+    met = (at_least is None or median >= at_least) and (at_most is None or median <= at_most)
+    goal = f'at least {at_least:g}' if at_least is not None else f'at most {at_most:g}'
+    row = {'claim': text, 'goal': goal, 'measured': measured, 'met': met}
+    if os.environ.get('BENCH_RESULTS'):
+        with open(Path(os.environ['BENCH_RESULTS']), 'a', encoding='utf-8') as file:
+            file.write(json.dumps(row) + '\n')
+    if not met:
+        print(f'Missed: {text}: expected {goal}, but got {median:.3g}.', file=sys.stderr)
+    return met
