@@ -2,6 +2,7 @@
 from . import models  # registers ShuffleNetV2 in timm
 from .args import add_splicemix_args, splicemix_kwargs
 from .data import create_dataset, multilabel_collate
+from .heads import list_heads
 from .loss import ConsistencyLoss, consistency_loss
 from .metrics import MultilabelMeter, average_precision
 from .mix import (
@@ -36,6 +37,7 @@ __all__ = [
     'consistency_loss',
     'create_dataset',
     'create_model',
+    'list_heads',
     'load_checkpoint',
     'models',
     'multilabel_collate',
