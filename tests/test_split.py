@@ -186,6 +186,45 @@ def test_contradictions_are_refused(data, monkeypatch, flags, message):
         create_sets('--dataset', 'csv', data, *flags)
 
 
+@pytest.mark.parametrize('missing', [False, True])
+def test_parts_are_cached_and_read_as_without_a_cache(data, tmp_path, missing):
+    if missing:
+        (data / '3.png').unlink()
+    flags = ('--dataset', 'csv', data, '--val-fraction', '0.25', '--on-bad-image', 'skip')
+    plain, cached = create_sets(*flags), create_sets(*flags, '--cache', tmp_path / 'cache')
+    for expected, got in zip(plain, cached):
+        for _ in range(2):  # the second time from the cache
+            for index in range(len(expected)):
+                assert got[index][0].tobytes() == expected[index][0].tobytes()
+                assert torch.equal(got[index][1], expected[index][1])
+
+
+def test_the_labels_of_both_parts_are_read_once(data, caplog):
+    text = (data / 'labels.csv').read_text()
+    (data / 'labels.csv').write_text(text + '\n' + text.splitlines()[1])
+    with caplog.at_level(logging.INFO):
+        create_sets('--dataset', 'csv', data, '--val-fraction', '0.25')
+    assert sum('1 duplicate rows' in message for message in caplog.messages) == 1
+
+
+def test_missing_images_of_a_split_file_are_skipped_in_training(data, tmp_path, caplog):
+    flags = ('--dataset', 'csv', data)
+    train_set, val_set = create_sets(*flags, '--val-fraction', '0.25')
+    write_partition(val_set.partition, tmp_path / 'split.json')
+    flags += ('--split-file', tmp_path / 'split.json')
+    name = train_set.filenames()[0]
+    (data / name).unlink()
+    with raises_error(f'1 of the 24 images listed in .* are missing, such as {name}.*--on-bad-image skip'):
+        create_sets(*flags)
+    again = create_sets(*flags, '--on-bad-image', 'skip')
+    assert [part.filenames() for part in again] == [train_set.filenames()[1:], val_set.filenames()]
+    assert f"Skipped 1 of the 18 images of part 'train', which are not in the data set, such as {name}." in caplog.text
+    (data / val_set.filenames()[0]).unlink()
+    with raises_error(f"1 of the 6 images of part 'val' are not in the data set, or their files are missing, such as "
+                      f'{val_set.filenames()[0]}'):
+        create_sets(*flags, '--on-bad-image', 'skip')
+
+
 def test_images_that_were_not_split_are_reported(data, caplog):
     _, val_set = create_sets('--dataset', 'csv', data, '--val-fraction', '0.25')
     partition = val_set.partition
@@ -199,7 +238,8 @@ def test_images_that_were_not_split_are_reported(data, caplog):
     assert caplog.messages == ['1 images of the data set are in no part of the split and are not used.']
     first = partition.parts['val'][0]
     (data / 'labels.csv').write_text('\n'.join(line for line in lines if not line.startswith(first)))
-    with raises_error(f"1 of the 6 images of part 'val' are not in the data set, such as {first}"):
+    with raises_error(f"1 of the 6 images of part 'val' are not in the data set, or their files are missing, such as "
+                      f'{first}'):
         partition.select(create_dataset('csv', data, annotations='labels.csv'), 'val')
     with raises_error("no part 'test'. Its parts: train, val"):
         partition.select(create_dataset('csv', data, annotations='labels.csv'), 'test')
@@ -237,6 +277,26 @@ def test_a_run_is_resumed_and_validated_with_its_own_split(data, tmp_path, caplo
     assert f'Use --split-file {whole / "split.json"}' in caplog.text
     validate([*common, '--split-file', str(whole / 'split.json'), '--output', str(tmp_path / 'again')])
     assert json.loads((tmp_path / 'again' / 'results.json').read_text())['metrics'] == result['metrics']
+
+
+def test_images_of_another_folder_are_found_again_by_validation(data, tmp_path):
+    shutil.copytree(data, tmp_path / 'labels', ignore=shutil.ignore_patterns('*.png'))
+    shutil.copytree(data, tmp_path / 'photos', ignore=shutil.ignore_patterns('*.csv'))
+    run = train(tmp_path / 'labels', tmp_path / 'run', '--val-fraction', '0.25', '--train-images', tmp_path / 'photos')
+    validate(['--dataset', 'csv', '--data-dir', str(tmp_path / 'labels'), '--checkpoint', str(run), '-j', '0',
+              '--output', str(tmp_path / 'val')])
+    assert len(Scores.load(tmp_path / 'val' / 'scores.npz').filenames) == 6
+
+
+def test_the_command_leaves_out_missing_images_by_a_flag(data, tmp_path, capsys):
+    flags = ['--dataset', 'csv', '--data-dir', str(data), '--output', str(tmp_path / 'split.json')]
+    (data / '3.png').unlink()
+    with pytest.raises(SystemExit):
+        split(flags)
+    assert '--on-bad-image skip' in capsys.readouterr().err
+    split([*flags, '--on-bad-image', 'skip'])
+    parts = read_partition(tmp_path / 'split.json').parts
+    assert {*parts['train'], *parts['val']} == {f'{index}.png' for index in range(24) if index != 3}
 
 
 def test_the_command_writes_a_file_and_describes_it(data, tmp_path, capsys):

@@ -13,7 +13,7 @@ import torch
 
 from .args import CommandParser, add_dataset_args, add_label_args, command, setup_logging
 from .args.types import integer, open_fraction
-from .data import PARTITION, Partition, divide, write_partition
+from .data import ON_BAD_IMAGE, PARTITION, Partition, divide, write_partition
 from .data.partition import multi_hot_targets
 from .data.registry import create_dataset
 from .errors import UsageError
@@ -28,6 +28,8 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add('--val-fraction', type=open_fraction, default=0.2, metavar='FRACTION', help='size of the part to validate on')
     add('--test-fraction', type=open_fraction, metavar='FRACTION', help='size of a part to test on (default: no part)')
     add('--seed', type=integer, default=0, metavar='N', help='random seed')
+    add('--on-bad-image', default='raise', choices=ON_BAD_IMAGE,
+        help='skip: leave out images whose files are missing, instead of raising an error')
     add('--output', default=PARTITION, metavar='FILE', help='JSON file to write')
     add_dataset_args(parser)
     add_label_args(parser, training=False)
@@ -71,7 +73,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     fractions = {'train': 1 - others, 'val': args.val_fraction}
     if args.test_fraction:
         fractions['test'] = args.test_fraction
-    dataset = create_dataset(**{**dataset_kwargs(args, True), **whole_split(args, args.split)})
+    kwargs = {**dataset_kwargs(args, True), **whole_split(args, args.split)}
+    dataset = create_dataset(**kwargs, skip_missing_images=args.on_bad_image == 'skip')
     partition = divide(dataset, fractions, args.split, args.seed, {'dataset': args.dataset})
     write_partition(partition, args.output)
     labels = multi_hot_targets(dataset)

@@ -82,7 +82,7 @@ class StrictImageDataset(ImageDataset):
         """
         paths = self._paths()
         if paths is None:
-            raise UsageError(f'--cache needs images in files of their own, which {type(self.reader).__name__} lacks.')
+            raise UsageError('--cache needs images in files of their own. Leave it out: this data set has none.')
         stamps = np.zeros((len(paths), 2), np.int64)
         for index, path in enumerate(paths):
             with contextlib.suppress(OSError):
@@ -95,8 +95,7 @@ class StrictImageDataset(ImageDataset):
     def _paths(self) -> Optional[list[str]]:
         if type(self.reader) is ReaderImageFolder:
             return [path for path, _ in self.reader.samples]
-        is_file = getattr(type(self.reader), '__getitem__', None) is MultiLabelReader.__getitem__
-        return self.reader.paths if is_file else None
+        return None if getattr(self.reader, 'image_folder', None) is None else self.reader.paths
 
     def _target(self, index: int) -> Any:
         if type(self.reader) is ReaderImageFolder:

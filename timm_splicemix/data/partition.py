@@ -1,4 +1,5 @@
 """ Parts of a split, such as images to train on and images to validate on, and the file that lists them """
+import copy
 import logging
 import os
 from collections import Counter
@@ -36,16 +37,18 @@ class Partition:
     def has(self, split: str) -> bool:
         return own_split(split) in self.parts
 
-    def select(self, dataset: torch.utils.data.Dataset, split: str) -> StrictImageDataset:
-        """Keep the images of one part; the result may share data with the data set of all images."""
-        return _subset(dataset, self.indices(dataset, split))
+    def select(self, dataset: torch.utils.data.Dataset, split: str, skip_missing: bool = False) -> StrictImageDataset:
+        """Keep the images of one part, see `indices`; the data set of all images stays as it is."""
+        return _subset(dataset, self.indices(dataset, split, skip_missing))
 
-    def indices(self, dataset: torch.utils.data.Dataset, split: str) -> list[int]:
+    def indices(self, dataset: torch.utils.data.Dataset, split: str, skip_missing: bool = False) -> list[int]:
         """ Find the images of one part.
 
         Args:
             dataset: Data set of all images.
             split: Name of the part, or timm's name of it ('validation').
+            skip_missing: Leave out images that the data set lacks, with one line in the log; otherwise they are an
+                error.
         """
         name = own_split(split)
         if name not in self.parts:
@@ -53,14 +56,17 @@ class Partition:
         check_divisible(dataset)
         places = {image: index for index, image in enumerate(_image_names(dataset))}
         missing = [image for image in self.parts[name] if image not in places]
-        if missing:
+        which = f"{len(missing):,} of the {len(self.parts[name]):,} images of part '{name}'"
+        if missing and (not skip_missing or len(missing) == len(self.parts[name])):
             raise UsageError(
-                f"{len(missing):,} of the {len(self.parts[name]):,} images of part '{name}' are not in the data set, "
-                f'such as {missing[0]}. Use the data that was split (--data-dir, --train-ann), or split it again.')
+                f'{which} are not in the data set, or their files are missing, such as {missing[0]}. Use the data that '
+                'was split (--data-dir, --train-ann, --train-images), or split it again.')
+        if missing:
+            _logger.warning(f'Skipped {which}, which are not in the data set, such as {missing[0]}.')
         unused = len(places) - sum(map(len, self.parts.values()))
         if unused > 0:
             _logger.warning(f'{unused:,} images of the data set are in no part of the split and are not used.')
-        return sorted(places[image] for image in self.parts[name])
+        return sorted(places[image] for image in self.parts[name] if image in places)
 
 
 def divide(
@@ -142,5 +148,7 @@ def _subset(dataset: StrictImageDataset, indices: list[int]) -> StrictImageDatas
     if isinstance(dataset, MultiLabelDataset):
         return MultiLabelDataset(
             ReaderSubset(reader, indices), dataset.transform, dataset.target_transform, dataset.input_img_mode)
-    reader.samples = [reader.samples[index] for index in indices]
-    return dataset
+    part = copy.copy(dataset)
+    part.reader = copy.copy(reader)
+    part.reader.samples = [reader.samples[index] for index in indices]
+    return part

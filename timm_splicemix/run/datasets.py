@@ -45,21 +45,45 @@ def create_dataset_from_flags(
         partition: Parts of the split that it names; `split` is then one of them.
         **options: Further arguments of `create_dataset`; they override the flags.
     """
+    if partition is None:
+        if is_training:
+            options = {'skip_missing_images': args.on_bad_image == 'skip', **options}
+        dataset = _read(args, is_training, in_chans, {'split': split, **options})
+    else:
+        dataset = partition.select(_read_whole(args, partition.source, is_training, in_chans, **options), split)
+    return _check(args, dataset, split)
+
+
+def _read(
+        args: argparse.Namespace,
+        is_training: bool,
+        in_chans: Optional[int],
+        options: dict[str, Any],
+) -> torch.utils.data.Dataset:
     if in_chans is None:
         in_chans = args.input_size[0] if args.input_size else args.in_chans or 3
-    mode = image_mode(args, in_chans)
-    kwargs = {**dataset_kwargs(args, is_training), 'split': split, 'input_img_mode': mode}
-    if is_training or partition is not None:  # validate.py need not have all images of a partition
-        kwargs['skip_missing_images'] = getattr(args, 'on_bad_image', 'skip') == 'skip'
-    if partition is not None:
-        kwargs.update(whole_split(args, partition.source))
+    kwargs = {**dataset_kwargs(args, is_training), 'input_img_mode': image_mode(args, in_chans)}
     if args.dataset_trust_remote_code:
         kwargs['trust_remote_code'] = True
     if args.dataset.startswith(('tfds/', 'wds/', 'hfids/')):
         kwargs['seed'] = args.seed
-    dataset = create_dataset(**{**kwargs, **options})
-    if partition is not None:
-        dataset = partition.select(dataset, split)
+    return create_dataset(**{**kwargs, **options})
+
+
+def _read_whole(
+        args: argparse.Namespace,
+        source: str,
+        is_training: bool,
+        in_chans: Optional[int] = None,
+        **options: Any,
+) -> torch.utils.data.Dataset:
+    """The images of all parts of a split, with the labels of training or validation."""
+    # validate.py, which has no such flag, need not have all images of a partition.
+    skip = getattr(args, 'on_bad_image', 'skip') == 'skip'
+    return _read(args, is_training, in_chans, {**whole_split(args, source), 'skip_missing_images': skip, **options})
+
+
+def _check(args: argparse.Namespace, dataset: torch.utils.data.Dataset, split: str) -> torch.utils.data.Dataset:
     check_has_positives(dataset, split)
     if args.cache:
         if not isinstance(dataset, StrictImageDataset):
@@ -73,15 +97,11 @@ def create_datasets(args: argparse.Namespace) -> tuple[torch.utils.data.Dataset,
 
     If both are parts of one split, by --val-fraction or --split-file, they have an attribute `partition`.
     """
-    partition = _find_partition(args)
     options = {'num_samples': args.train_num_samples, 'repeats': args.epoch_repeats or None}
-    train_set = create_dataset_from_flags(
-        args, args.train_split if partition is None else 'train', is_training=True, partition=partition, **options)
-    if partition is None:
-        val_set = create_dataset_from_flags(args, args.val_split, num_samples=args.val_num_samples)
-    else:
-        val_set = create_dataset_from_flags(args, 'val', partition=partition, **options)
-        train_set.partition = val_set.partition = partition
+    if args.val_fraction or args.split_file:
+        return _create_parts(args, **options)
+    train_set = create_dataset_from_flags(args, args.train_split, is_training=True, **options)
+    val_set = create_dataset_from_flags(args, args.val_split, num_samples=args.val_num_samples)
     names = getattr(train_set, 'class_names', None)
     if names:
         align_classes(val_set, names, 'the validation set', 'the training set', args.drop_unknown_classes)
@@ -89,24 +109,30 @@ def create_datasets(args: argparse.Namespace) -> tuple[torch.utils.data.Dataset,
     return train_set, val_set
 
 
-def _find_partition(args: argparse.Namespace) -> Optional[Partition]:
-    """The parts of --val-fraction or --split-file; a resumed run has those that it wrote to its folder."""
-    if not args.val_fraction and not args.split_file:
-        return None
+def _create_parts(args: argparse.Namespace, **options: Any) -> tuple[StrictImageDataset, StrictImageDataset]:
+    partition = _listed_parts(args)
+    source = args.train_split if partition is None else partition.source
+    whole = _read_whole(args, source, is_training=False, **options)
+    if partition is None:
+        fractions = {'train': 1 - args.val_fraction, 'val': args.val_fraction}
+        partition = divide(whole, fractions, source, args.split_seed, {'dataset': args.dataset})
+        sizes = ' and '.join(f'{len(images):,} ({part})' for part, images in partition.parts.items())
+        _logger.info(f"Split the {len(whole):,} images of '{source}' into {sizes}.")
+    val_set = partition.select(whole, 'val')
+    if args.keep_labels is not None or args.dataset == 'json' or args.dataset.startswith('voc/'):
+        whole = _read_whole(args, source, is_training=True, **options)  # training has other labels than validation
+    train_set = partition.select(whole, 'train', skip_missing=args.on_bad_image == 'skip')
+    train_set.partition = val_set.partition = partition
+    return _check(args, train_set, 'train'), _check(args, val_set, 'val')
+
+
+def _listed_parts(args: argparse.Namespace) -> Optional[Partition]:
+    """The parts of the run to resume or of --split-file; None if they are yet to be made."""
     resumed = Path(args.resume)
     own_file = (resumed if resumed.is_dir() else resumed.parent) / PARTITION
     if args.resume and own_file.is_file():
         return read_partition(own_file)
-    if args.split_file:
-        return read_partition(args.split_file)
-    kwargs = {**dataset_kwargs(args, True), **whole_split(args, args.train_split), 'keep_labels': None}
-    dataset = create_dataset(
-        **kwargs, num_samples=args.train_num_samples, skip_missing_images=args.on_bad_image == 'skip')
-    fractions = {'train': 1 - args.val_fraction, 'val': args.val_fraction}
-    partition = divide(dataset, fractions, args.train_split, args.split_seed, {'dataset': args.dataset})
-    sizes = ' and '.join(f'{len(images):,} ({part})' for part, images in partition.parts.items())
-    _logger.info(f"Split the {len(dataset):,} images of '{args.train_split}' into {sizes}.")
-    return partition
+    return read_partition(args.split_file) if args.split_file else None
 
 
 def whole_split(args: argparse.Namespace, split: str) -> dict[str, Any]:

@@ -403,6 +403,7 @@ def find_partition(args: argparse.Namespace, info: CheckpointInfo) -> Optional[P
     partition = read_partition(file)
     if partition.has(args.split):
         args.train_ann = info.args.get('train_ann')
+        args.train_images = args.train_images or info.args.get('train_images')
         _logger.info(f"Using part '{args.split}' of {file}.")
     return partition
 

@@ -1,7 +1,6 @@
 """ Some of the images of another reader """
 import logging
-from pathlib import Path
-from typing import BinaryIO, Callable, Optional, Sequence, Union
+from typing import BinaryIO, Callable, Optional, Sequence
 
 import torch
 
@@ -20,30 +19,26 @@ class ReaderSubset(MultiLabelReader):
     """
 
     def __init__(self, reader: MultiLabelReader, indices: Sequence[int]):
-        # The constructor of the base class is not called: paths and targets are those of the other reader.
+        # The constructor of the base class is not called: not every reader has paths.
         self.reader = reader
         self.indices = torch.as_tensor(indices, dtype=torch.int64)
+        self.targets = reader.targets[self.indices]
+        self.labels_file = reader.labels_file
         self._set_classes(reader.class_names, reader.root)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> tuple[BinaryIO, torch.Tensor]:
-        return self.reader[int(self.indices[index])]
+        return self.reader[int(self.indices[index])][0], self.targets[index].float()
 
     @property
-    def targets(self) -> torch.Tensor:
-        return self.reader.targets[self.indices]
-
-    @targets.setter
-    def targets(self, targets: torch.Tensor) -> None:
-        full = self.reader.targets.new_zeros(len(self.reader), targets.shape[1])
-        full[self.indices] = targets
-        self.reader.targets = full
+    def paths(self) -> list[str]:
+        return [self.reader.paths[index] for index in self.indices.tolist()]
 
     @property
-    def labels_file(self) -> Union[str, Path, None]:
-        return self.reader.labels_file
+    def image_folder(self) -> Optional[str]:
+        return self.reader.image_folder
 
     @property
     def epoch_order(self) -> Optional[Callable[[int, int], torch.Tensor]]:
@@ -54,10 +49,6 @@ class ReaderSubset(MultiLabelReader):
         places[self.indices] = torch.arange(len(self))
         order = places[self.reader.epoch_order(seed, epoch)]
         return order[order >= 0]
-
-    def select_classes(self, columns: Sequence[int], class_names: Sequence[str]) -> None:
-        self.reader.select_classes(columns, class_names)
-        self._set_classes(class_names, self.root)
 
     def locations(self) -> list[str]:
         locations = self.reader.locations()
