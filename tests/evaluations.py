@@ -33,7 +33,9 @@ def write_checkpoint(folder, model_name='test_resnet', class_names=CLASSES, ema=
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))
-    info = CheckpointInfo(model_name, kwargs, {**DATA_CONFIG, 'input_size': (3, size, size)}, tuple(class_names))
+    channels = kwargs['in_chans']
+    config = {**DATA_CONFIG, 'input_size': (channels, size, size), **dict.fromkeys(('mean', 'std'), (0.5,) * channels)}
+    info = CheckpointInfo(model_name, kwargs, config, tuple(class_names))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     folder.mkdir(parents=True, exist_ok=True)
     RunSaver(task, optimizer, folder, info, {}).save_checkpoint(3, 50.)

@@ -125,6 +125,22 @@ def test_the_command_writes_a_row_and_a_map_for_each(place, tmp_path, capsys):
     assert 'probability' in capsys.readouterr().out
 
 
+@torch.no_grad()
+@pytest.mark.parametrize('mode', ['L', 'LA', 'RGBA'])
+def test_images_are_read_in_the_mode_of_the_model(mode, place, tmp_path):
+    channels = len(mode)
+    write_checkpoint(tmp_path / 'run', global_pool='avg', in_chans=channels)
+    pixels = np.random.default_rng(1).integers(0, 256, (32, 32, channels), dtype=np.uint8)
+    file = tmp_path / 'image.png'
+    Image.fromarray(pixels.squeeze(), mode).save(file)
+    main([str(tmp_path / 'run'), '--images', str(file), '--classes', 'dog', '--output', str(tmp_path / 'out')])
+    model, _ = tsm.load_checkpoint(tmp_path / 'run')
+    logit = model(torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1)[0, CLASSES.index('dog')]
+    row, = read_table(tmp_path / 'out' / 'cam.csv')
+    assert float(row['logit']) == pytest.approx(float(logit), abs=1e-4)
+    assert (tmp_path / 'out' / 'cam.png').is_file()
+
+
 def test_bad_input_is_one_line(place, tmp_path, capsys):
     image, run = str(place / 'one.png'), str(place / 'cnn')
     for argv, message in (
@@ -132,6 +148,7 @@ def test_bad_input_is_one_line(place, tmp_path, capsys):
             ([run, '--images', str(place / 'no.png'), '--classes', 'dog'], 'no.png'),
             ([run, '--images', str(place / 'broken.png'), '--classes', 'dog'], 'broken.png'),
             ([str(place / 'nothing'), '--images', image, '--classes', 'dog'], 'not a file'),
+            (['cnn.onnx', '--images', image, '--classes', 'dog'], 'but got cnn.onnx, which is an exported model'),
             ([run, run, '--images', image, '--classes', 'dog'], 'twice'),
             ([run, '--images', image, '--classes', 'dog', '--names', 'a', 'b'], '--names'),
             ([run, '--images', *(f'{i}.png' for i in range(61)), '--classes', 'dog'], 'at most 60 maps'),

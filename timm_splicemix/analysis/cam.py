@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..args import command
-from ..data import create_transform, decode_image
+from ..data import decode_image
 from ..draw import load_pyplot, plot_text, save_figure
 from ..errors import UsageError
 from ..files import format_table, read_bytes
@@ -35,6 +35,7 @@ from ..models.feature_map import (
     probing,
     run_features,
 )
+from ..run.predictor import ImageReader
 from .common import (
     Checkpoint,
     create_checkpoint_parser,
@@ -149,11 +150,11 @@ def find_class(checkpoint: Checkpoint, name: str) -> int:
         f"{', '.join(nearest)}, but got '{name}'.")
 
 
-def read_image(path: Union[str, Path], channels: int) -> Any:
-    """Read a PIL image, grey for one channel."""
+def read_image(path: Union[str, Path], mode: str) -> Any:
+    """Read a PIL image in a mode of PIL."""
     data = read_bytes(path)
     try:
-        return decode_image(data, 'pil', 'L' if channels == 1 else 'RGB')
+        return decode_image(data, 'pil', mode)
     except (OSError, ValueError) as error:
         raise UsageError(f'Expected an image, but got {path}, which cannot be decoded: {error}') from error
 
@@ -169,17 +170,17 @@ def compute_maps(
         Rows of the table, and the map of each image and class.
     """
     config = checkpoint.info.data_config
-    transform = create_transform(
-        config['input_size'], mean=config['mean'], std=config['std'], interpolation=config['interpolation'],
-        crop_pct=config['crop_pct'], crop_mode=config['crop_mode'])
+    reader = ImageReader(checkpoint.info)
     head = PositionHead.of(checkpoint.model, tuple(config['input_size']))
     mean, std = (torch.tensor(config[key]).view(-1, 1, 1) for key in ('mean', 'std'))
     rows, cards = [], {}
     for file in images:
-        image = transform(read_image(file, config['input_size'][0]))
+        image = reader.to_tensor(read_image(file, reader.mode))
         logits, maps = class_activation_maps(head, image[None])
         probabilities = logits.sigmoid() if checkpoint.info.multi_label else logits.softmax(dim=1)
-        pixels = (image * std + mean).clamp(0, 1)[:3].expand(3, -1, -1).permute(1, 2, 0)  # (H, W, 3)
+        shown = image * std + mean
+        shown = shown[:3 if len(shown) >= 3 else 1]  # without the alpha channel
+        pixels = shown.clamp(0, 1).expand(3, -1, -1).permute(1, 2, 0)  # (H, W, 3)
         for name in classes:
             index = find_class(checkpoint, name)
             heat = maps[0, index]

@@ -157,6 +157,11 @@ class Checkpoint:
 def load_checkpoints(args: argparse.Namespace) -> list[Checkpoint]:
     """Load the models that the flags of `create_checkpoint_parser` name."""
     files = [best_checkpoint(path) for path in args.paths]
+    for file in files:
+        if file.suffix == '.onnx':
+            raise UsageError(
+                f'Expected checkpoints or folders of runs, but got {file}, which is an exported model, whose layers '
+                'cannot be analysed.')
     is_default = {file.name for file in files} in ({BEST}, {LAST})
     names = short_names([file.parent for file in files] if is_default else files, args.names)
     checkpoints = []
