@@ -161,6 +161,13 @@ def test_the_random_sample_is_the_same_for_results_of_the_same_images(tmp_path):
     assert cards_of(data, 'random') == cards_of(data, 'random', result=1) != []
 
 
+def test_the_page_says_how_many_random_images_it_has(tmp_path):
+    results = write_results(tmp_path / 'results')
+    for number, sentence in ((3, '3 random images show'), (24, 'All 7 images show')):
+        page, _ = report(tmp_path, results, '--sample', number)
+        assert sentence in notes_of(page)
+
+
 def test_moved_and_missing_pictures_are_one_line(tmp_path, capsys):
     results = write_results(tmp_path / 'results')
     moved = tmp_path / 'elsewhere' / 'val'
@@ -241,6 +248,14 @@ STEPS = """
     };
     await look();
 """
+
+
+def test_a_probability_just_below_the_threshold_is_not_rounded_to_it(tmp_path):
+    images = (((0.4964, 1), (0.4961, 1)), ((0.9, 1), (0.9, 1)))
+    page, _ = report(tmp_path, write_results(tmp_path / 'results', images), '--sample', 0)
+    text, *_ = run_in_page(page.text, 1280, """
+        return [page.getElementById('mistakes-list').textContent];""", tmp_path)
+    assert 'probability 0.496, threshold 0.500' in text and 'Also false negative: cat 0.496' in text
 
 
 @pytest.mark.parametrize('width', [1280, 390])

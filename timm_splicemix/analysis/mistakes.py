@@ -278,7 +278,9 @@ def _notes(evaluated: Sequence[Evaluated], limits: Limits, left_out: int) -> lis
             'absent) and false negatives (labelled as present, but not predicted). The most confident mistakes are '
             'often wrong labels. Unknown labels are neither.')
     if limits.sample:
-        parts.append(f'{limits.sample} random images show what predictions look like in general.')
+        most = max(len(one.targets) for one in evaluated)
+        number = f'All {most:,}' if most <= limits.sample else f'{limits.sample:,} random'
+        parts.append(f'{number} images show what predictions look like in general.')
     notes = [' '.join(parts)]
     rules = {one.name: one.rule() for one in evaluated}
     for rule in dict.fromkeys(rules.values()):

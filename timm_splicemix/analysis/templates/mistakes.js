@@ -49,7 +49,7 @@
   const labelList = (title, labels, classes, className) => {
     const node = element('p', `labels ${className}`, element('span', 'title', `${title}: `));
     labels.forEach(([index, probability], place) => {
-      node.append(place ? ', ' : '', name(classes[index]), ` ${probability.toFixed(2)}`);
+      node.append(place ? ', ' : '', name(classes[index]), ` ${probability.toFixed(3)}`);
     });
     return node;
   };
@@ -75,7 +75,7 @@
       meter.lastChild.style.left = `${100 * threshold}%`;
       node.append(
         element('h3', '', name(classes[card.index])), meter,
-        element('p', 'labels', `probability ${card.probability.toFixed(3)}, threshold ${threshold.toFixed(2)}`));
+        element('p', 'labels', `probability ${card.probability.toFixed(3)}, threshold ${threshold.toFixed(3)}`));
     }
     const others = labels.filter(label => label[0] !== card.index);
     const groups = [
