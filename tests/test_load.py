@@ -167,10 +167,12 @@ def test_files_that_are_no_checkpoints_are_refused(runs, tmp_path):
             read_checkpoint(tmp_path / 'bad.pth')
     (tmp_path / 'bad.safetensors').write_bytes(b'nothing')
     torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / 'script.pt')
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),)), tmp_path / 'exported.pt2')
     torch.save([1, 2], tmp_path / 'list.pth')
     torch.save({'model': 3}, tmp_path / 'number.pth')
     for name, message in (
-            ('bad.safetensors', 'a safetensors file'), ('script.pt', r'contains code \(TorchScript\)'),
+            ('bad.safetensors', 'a safetensors file'), ('script.pt', 'script.pt is an exported program'),
+            ('exported.pt2', r'exported.pt2 is an exported program, .* Give the checkpoint, or export it to onnx'),
             ('list.pth', 'contains a list'), ('number.pth', 'no weights of a model'), ('none.pth', 'is not a file')):
         with raises_error(message):
             read_checkpoint(tmp_path / name)

@@ -97,7 +97,13 @@ def test_thresholds_of_other_weights_or_epochs_are_not_used(place, tmp_path, cap
 def test_bad_images_and_types_are_errors(place, tmp_path):
     predictor = tsm.Predictor(place / 'run')
     (tmp_path / 'bad.png').write_bytes(b'nothing')
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / 'half.jpg')
+    (tmp_path / 'half.jpg').write_bytes((tmp_path / 'half.jpg').read_bytes()[:1500])
     for source, message in (
+            ([noise[..., 0].copy()], r'but got ndarray. Convert arrays by PIL.Image.fromarray\(\)'),
+            (noise, 'but got ndarray'), (None, 'but got NoneType'),
+            ([Image.new('RGB', (9, 9)), Image.open(tmp_path / 'half.jpg')], 'Cannot read image number 1: .*truncated'),
             (tmp_path / 'bad.png', 'Cannot read image .*bad.png'), (tmp_path / 'none.png', 'does not exist'),
             ([3], 'Expected files, PIL images or tensors to predict, but got int'),
             (torch.zeros(3, 9, 9), r'normalised float tensors \(3, 32, 32\), but got torch.float32 \(3, 9, 9\)')):

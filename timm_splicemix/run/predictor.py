@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterator, Optional, Sequence, Union
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -131,7 +132,8 @@ class Predictor:
         for batch in self._batches.predict(sources, self.batch_size, self.num_workers):
             for prediction in batch:
                 if prediction.error:
-                    raise BadImageError(str(prediction.file), prediction.error)
+                    index = len(predictions)
+                    raise BadImageError(name_of(sources[index], index), prediction.error)
                 predictions.append(prediction)
         return predictions
 
@@ -286,7 +288,8 @@ def name_of(source: ImageSource, index: int) -> str:
 
 def list_sources(images: Union[ImageSource, Sequence[ImageSource]]) -> list[ImageSource]:
     """Return the images of one or several files, folders, PIL images, tensors or batches of tensors."""
-    if isinstance(images, (str, Path, Image.Image)) or (isinstance(images, torch.Tensor) and images.dim() == 3):
+    is_one = isinstance(images, (str, np.ndarray)) or (isinstance(images, torch.Tensor) and images.dim() == 3)
+    if is_one or not hasattr(images, '__iter__'):
         images = [images]
     sources: list[ImageSource] = []
     for image in images:
@@ -297,7 +300,9 @@ def list_sources(images: Union[ImageSource, Sequence[ImageSource]]) -> list[Imag
         elif isinstance(image, (str, Path)):
             sources += find_images([str(image)])
         else:
-            raise UsageError(f'Expected files, PIL images or tensors to predict, but got {type(image).__name__}.')
+            raise UsageError(
+                f'Expected files, PIL images or tensors to predict, but got {type(image).__name__}. Convert arrays by '
+                'PIL.Image.fromarray().')
     return sources
 
 

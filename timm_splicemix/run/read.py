@@ -93,6 +93,10 @@ def read_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
             state = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:  # damaged pickles raise all kinds
         code = _find_code(path, error)
+        if code == 'TorchScript' or path.suffix == '.pt2':
+            raise UsageError(
+                f'{path} is an exported program, which is not read as a checkpoint. Give the checkpoint, or export it '
+                'to onnx or safetensors.') from error
         if code:
             raise UsageError(
                 f'{path} contains code ({code}), which is not run. Save the weights alone: '
