@@ -6,6 +6,7 @@ from typing import Iterator
 
 import numpy as np
 import torch
+import torch.utils.data
 
 
 def mix_seeds(*counters: int) -> int:
@@ -16,8 +17,12 @@ def mix_seeds(*counters: int) -> int:
 
 @contextlib.contextmanager
 def seeded(*counters: int) -> Iterator[None]:
-    """Seed the generators of python, numpy and torch (CPU) with `mix_seeds`, and restore their states afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    """ Seed the generators of python, numpy and torch (CPU) with `mix_seeds`.
+
+    Their states are restored afterwards, except in data-loading workers, where each sample is seeded anew anyway.
+    """
+    in_worker = torch.utils.data.get_worker_info() is not None
+    states = None if in_worker else (random.getstate(), np.random.get_state(), torch.get_rng_state())
     seed = mix_seeds(*counters)
     random.seed(seed)
     np.random.seed(seed)
@@ -25,6 +30,7 @@ def seeded(*counters: int) -> Iterator[None]:
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        if states is not None:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
