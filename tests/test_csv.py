@@ -38,6 +38,24 @@ def test_labels_in_one_column_are_cut_at_each_delimiter(tmp_path, cell, options)
     assert reader.targets.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
 
 
+@pytest.mark.parametrize('cells', [
+    ("['cat, big', 'dog']", '[]', "['Bär']"), ('["cat, big", "dog"]', '[]', '["B\\u00e4r"]'),
+    ("['cat, big' 'dog']", '', "['Bär']"), ("['dog', 'cat, big']", '[ ]', '["Bär"]')])
+def test_lists_in_cells_are_labels(tmp_path, cells):
+    file = tmp_path / 'labels.csv'
+    write_csv([{'image': image, 'labels': cell} for image, cell in zip(IMAGES, cells)], file)
+    reader = read(tmp_path, file.read_text())
+    assert reader.class_names == ['Bär', 'cat, big', 'dog']
+    assert reader.targets.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0]]
+
+
+def test_lists_without_quotes_are_names_or_indices(tmp_path):
+    text = 'image,labels\na.jpg,"[dining table, dog]"\nb.jpg,[dog]\n'
+    assert read(tmp_path, text).class_names == ['dining table', 'dog']
+    reader = read(tmp_path, 'image,labels\na.jpg,"[2, 0]"\nb.jpg,[1]\n', class_names=['cat', 'dog', 'cow'])
+    assert reader.targets.tolist() == [[1, 0, 1], [0, 1, 0]]
+
+
 def test_the_first_delimiter_that_occurs_leaves_the_others_to_the_names(tmp_path):
     reader = read(tmp_path, 'image,labels\na.jpg,dining table;wine glass\nb.jpg,"bird, small"\n')
     assert reader.class_names == ['bird, small', 'dining table', 'wine glass']
@@ -295,6 +313,8 @@ def test_a_file_that_has_no_extension_itself_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize('text, options, message', [
+    ('image,labels\na.jpg,"[1, 0, 1]"\nb.jpg,"[0, 0, 1]"\n', {},
+     r"labels.csv:2 .*\[1, 0, 1\].*a column for each class, or read the lists from a JSON file"),
     ('', {}, r'Expected a header and rows in .*labels.csv, but got nothing'),
     ('image,labels\n\n', {}, r'Expected a header and rows in .*labels.csv, but got a header only'),
     ('photo,labels\na.jpg,cat\n', {},
@@ -344,11 +364,30 @@ def test_missing_images_can_be_allowed(tmp_path):
     assert reader.filenames() == ['x.jpg', 'y']
 
 
+def test_text_files_of_excel_are_read(tmp_path):
+    text = 'image;Bär\r\na.jpg;1\r\nb.jpg;x\r\n'
+    with raises_error("labels.csv:4, but got 'x'"):
+        read(tmp_path, 'sep=;\r\n' + text)
+    assert read(tmp_path, 'sep=;\r\n' + text.replace('x', '0')).class_names == ['Bär']
+    make_csv(tmp_path, '')
+    (tmp_path / 'labels.csv').write_bytes(text.replace('x', '0').replace(';', '\t').encode('utf-16'))
+    assert ReaderCsv(tmp_path, tmp_path / 'labels.csv').class_names == ['Bär']
+
+
+@pytest.mark.parametrize('name', ['labels.xlsx', 'labels.XLS', 'labels.ods'])
+def test_a_workbook_is_refused_with_what_to_do(tmp_path, name):
+    (tmp_path / name).write_bytes(b'PK\3\4')
+    with raises_error(f"{name} is a workbook. Save it as a CSV file; Excel calls that 'CSV UTF-8'"):
+        ReaderCsv(tmp_path, tmp_path / name)
+    with raises_error(f'but got the workbook {name}. Save it as a CSV file'):
+        find_csv(tmp_path, 'train')
+
+
 def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path):
     with raises_error(r'Cannot read .*none.csv: No such file'):
         ReaderCsv(tmp_path, tmp_path / 'none.csv')
     (tmp_path / 'labels.csv').write_bytes(b'image,labels\n\xff.jpg,cat\n')
-    with raises_error(r'Expected UTF-8 text in .*labels.csv'):
+    with raises_error(r"Expected UTF-8 text in .*labels.csv, .*Save it as UTF-8; Excel calls that 'CSV UTF-8'"):
         ReaderCsv(tmp_path, tmp_path / 'labels.csv')
 
 
@@ -384,6 +423,12 @@ def test_a_missing_file_lists_the_existing_ones(tmp_path, files, split, message)
         find_csv(tmp_path, split)
     with raises_error('but got no .csv or .tsv file'):
         find_csv(tmp_path / 'nowhere', split)
+
+
+def test_a_missing_validation_file_names_the_flag_that_needs_none(tmp_path):
+    make_csv(tmp_path, 'image,labels\na.jpg,cat\n', name='train.csv')
+    with raises_error('Expected validation.csv .*but got train.csv. Set --val-ann .*or let --val-fraction 0.2'):
+        find_csv(tmp_path, 'validation')
 
 
 def test_a_file_of_all_splits_must_tell_them_apart(tmp_path):

@@ -2,6 +2,7 @@
 
 A file that cannot be read or written raises a `UsageError` with its name.
 """
+import codecs
 import contextlib
 import csv
 import io
@@ -18,6 +19,7 @@ import yaml
 
 from .errors import UsageError
 
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 PathLike = Union[str, Path]
 # Control characters, separators of lines, changes of the writing direction, and undecodable bytes of file names
 _CONTROL = re.compile('[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
@@ -138,11 +140,14 @@ def read_bytes(path: PathLike) -> bytes:
 
 
 def read_text(path: PathLike) -> str:
-    """Read UTF-8 text, with or without a byte order mark."""
+    """Read UTF-8 text, with or without a byte order mark, or UTF-16 text with one."""
+    content = read_bytes(path)
     try:
-        return read_bytes(path).decode('utf-8-sig')
+        return content.decode('utf-16' if content.startswith(_UTF16_MARKS) else 'utf-8-sig')
     except UnicodeDecodeError as error:
-        raise UsageError(f'Expected UTF-8 text in {path}, but got: {error}') from error
+        raise UsageError(
+            f"Expected UTF-8 text in {path}, but got: {error}. Save it as UTF-8; Excel calls that 'CSV UTF-8'."
+        ) from error
 
 
 def read_json(path: PathLike) -> Any:

@@ -28,6 +28,7 @@ from .table import (
     Table,
     find_column,
     garbage_collector_paused,
+    parse_lists,
     plain_name,
     read_rows,
     read_table,
@@ -39,6 +40,7 @@ _DELIMITERS = (';', '|', ',', ' ')
 _VALUES = {
     '0': 0, '1': 1, '-1': -1, '0.0': 0, '1.0': 1, '-1.0': -1, 'true': 1, 'false': 0, 'yes': 1, 'no': 0, 'y': 1, 'n': 0}
 _NOTHING = ('', 'nan', 'na', 'n/a', 'null', 'none')  # what programs write to empty cells
+_IN_LISTS = '\x1f'  # separates the labels of a list, which may contain any other character
 _BLOCK = 1 << 13  # rows whose labels are split at once
 
 
@@ -199,7 +201,11 @@ def _read_labels(
     whole = set(class_names or ())  # known names are not split: 'dining table' has a space
     cells = table.column(column)
     confidences = _read_confidences(table)
-    if delimiter is None:
+    lists = None if delimiter is not None else parse_lists(cells)
+    if lists is not None:
+        _refuse_multi_hot(table, lists)
+        delimiter, cells = _IN_LISTS, list(map(_IN_LISTS.join, lists))
+    elif delimiter is None:
         delimiter = _find_delimiter(rows, cells, whole)
     if not rows.are_unique:
         _log_repeated_rows(rows, cells if confidences is None else zip(cells, confidences.tolist()))
@@ -215,7 +221,7 @@ def _read_labels(
     if integers and not class_to_idx.keys() >= set(labels):
         class_to_idx = {label: int(label) for label in labels}
 
-    separated = '' if delimiter is None else f"; labels are split at '{delimiter}', see --csv-delimiter"
+    separated = '' if delimiter in (None, _IN_LISTS) else f"; labels are split at '{delimiter}', see --csv-delimiter"
     source = source_of(class_names)
     hint = f'{source} lists the classes{separated}'
     for number, label in enumerate(labels):
@@ -245,6 +251,14 @@ def _find_delimiter(rows: _Rows, cells: Sequence[str], whole: set[str]) -> Optio
             f"Set --csv-delimiter '{found}' to unite the labels of all rows of an image, or write one row per image.")
     _logger.info(f'{file} has one label per row: {len(rows.paths):,} images in {int((rows.images >= 0).sum()):,} rows.')
     return None
+
+
+def _refuse_multi_hot(table: Table, lists: Sequence[Sequence[str]]) -> None:
+    row, values = next(((row, values) for row, values in enumerate(lists) if len(set(values)) < len(values)), (0, ()))
+    if values:
+        raise UsageError(
+            f"{table.where(row)} has the list [{', '.join(values)!s:.200}], in which a label occurs again. For lists "
+            'of 0 and 1, write a column for each class, or read the lists from a JSON file (--dataset json).')
 
 
 def _log_repeated_rows(rows: _Rows, cells: Iterable) -> None:

@@ -3,10 +3,13 @@ from pathlib import Path
 from typing import Sequence, Union
 
 from ...errors import UsageError
-from ..splits import TRAIN, VALIDATION, split_names
+from ..splits import TRAIN, VALIDATION, is_training_split, split_names
 
 # Names of files in the folder of the images that they list: those of Roboflow and of Hugging Face's image folders
 _BESIDE_IMAGES = ('_annotations.coco.json', '_classes.csv', 'metadata.csv', 'metadata.jsonl')
+
+WORKBOOKS = ('.xlsx', '.xls', '.xlsm', '.ods')
+SAVE_AS_CSV = "Save it as a CSV file; Excel calls that 'CSV UTF-8'."
 
 
 def find_beside_images(root: Path, split: str, suffixes: Sequence[str]) -> list[Path]:
@@ -50,7 +53,14 @@ def find_label_file(root: Union[str, Path], split: str, suffixes: tuple[str, ...
         shared = [file for file in files.values() if file.stem.lower() not in (*TRAIN, *VALIDATION, 'test')]
     if not shared:
         listed = ', '.join(file.name for file in files.values()) or f"no {' or '.join(suffixes)} file"
-        raise UsageError(
-            f'Expected {split}{suffixes[0]} or one file of all splits in {root.absolute()}, but got {listed}. Set '
-            '--train-ann and --val-ann to the files of labels.')
+        way_out = 'Set --train-ann and --val-ann to the files of labels.'
+        book = next((file.name for file in there if file.suffix.lower() in WORKBOOKS), None)
+        if '.csv' in suffixes and not files and book is not None:
+            listed, way_out = f'the workbook {book}', SAVE_AS_CSV
+        elif not is_training_split(split):
+            way_out = (
+                'Set --val-ann to the file of its labels, or let --val-fraction 0.2 validate on a part of the training '
+                'images.')
+        wanted = f'{split}{suffixes[0]} or one file of all splits in {root.absolute()}'
+        raise UsageError(f'Expected {wanted}, but got {listed}. {way_out}')
     return shared[0], True

@@ -4,12 +4,14 @@ import csv
 import gc
 import io
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Iterator, NamedTuple, Optional, Sequence
 
 from ...errors import UsageError
 from ...files import read_text, unescape_cell
+from .find import SAVE_AS_CSV, WORKBOOKS
 
 # Usual names of columns, in lower case and without spaces, _ and -
 IMAGE_COLUMNS = (
@@ -19,6 +21,8 @@ LABEL_COLUMNS = (
     'labels', 'label', 'labelnames', 'labelname', 'tags', 'tag', 'classes', 'class', 'classnames', 'classname',
     'categories', 'category', 'findinglabels')
 SPLIT_COLUMNS = ('split', 'subset', 'set', 'fold', 'partition')
+# An item of a list as Python, NumPy or people write it: 'dining table', "cat", dog
+_LIST_ITEM = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s'",\[\]][^'",\[\]]*)""")
 _BLOCK = 1 << 13  # rows that are split at once
 
 
@@ -78,9 +82,25 @@ def plain_name(name: str) -> str:
     return re.sub(r'[\s_-]+', '', name).lower()
 
 
+def parse_lists(cells: Sequence[str]) -> Optional[list[list[str]]]:
+    """Items of cells that are lists, as in ['cat', 'dog']; None if a cell is neither a list nor empty."""
+    if not any(cells) or not all(cell.startswith('[') and cell.endswith(']') for cell in cells if cell):
+        return None
+    items = {cell: _parse_list(cell) for cell in set(cells)}
+    return [items[cell] for cell in cells]
+
+
+def _parse_list(cell: str) -> list[str]:
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(cell or '[]')
+        if all(isinstance(item, (str, int, float)) for item in content):
+            return [str(item).strip() for item in content]
+    return [''.join(groups).strip() for groups in _LIST_ITEM.findall(cell)]
+
+
 def read_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     """Line and cells of each row that is not blank, the header first."""
-    text = read_text(file)
+    text = _read_text(file)
     reader = csv.reader(io.StringIO(text, newline=''), delimiter=_delimiter(file, text), strict=True)
     try:
         for fields in reader:
@@ -93,7 +113,7 @@ def read_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
 
 @garbage_collector_paused()
 def read_table(file: Path) -> Table:
-    text = read_text(file)
+    text = _read_text(file)
     delimiter = _delimiter(file, text)
     columns = _split_plain(text, delimiter)
     if columns is None:
@@ -109,6 +129,18 @@ def read_table(file: Path) -> Table:
     if duplicate is not None:
         raise UsageError(f"{file} has two columns '{duplicate}'.")
     return Table(file, header, columns)
+
+
+def _read_text(file: Path) -> str:
+    """Read text as spreadsheets write it, maybe with a first line 'sep=;', which becomes blank."""
+    refuse_workbook(file)
+    text = read_text(file)
+    return text[5:] if re.match(r'sep=[,;\t][\r\n]', text) else text
+
+
+def refuse_workbook(file: Path) -> None:
+    if file.suffix.lower() in WORKBOOKS:
+        raise UsageError(f'{file} is a workbook. {SAVE_AS_CSV}')
 
 
 def _delimiter(file: Path, text: str) -> str:
