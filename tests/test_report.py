@@ -136,6 +136,7 @@ def test_a_run_is_shown_with_all_its_files(place, capsys):
     assert [len(line.split()) for line in lines] == [len(rows)] * 6  # losses and mAP with EMA, learning rate
     assert 'one, in training' in page.words and 'Command and versions' in page.words
     assert 'report.html' in capsys.readouterr().out
+    assert any('timm-splicemix validate --output DIR' in word for word in page.words)  # shows mistakes
     (run / 'report.html').unlink()
 
 
@@ -237,7 +238,8 @@ def test_bad_input_is_one_line(tmp_path, capsys):
             (['list'], 'args.yaml'), (['json'], 'results.json'), (['metrics'], 'results.json'),
             (['classes'], 'per_class_ap.csv'), (['summary'], 'summary.csv'), (['picture'], 'a.png'),
             (['table'], 'a.csv'), (['good', 'good'], 'twice'), (['good', '--batches', '-1'], '--batches'),
-            (['good', '--output', '.'], 'file name for --output')):
+            (['good', '--output', '.'], 'file name for --output'),
+            (['good', '--output', 'report.pdf'], "to end in .html, but got 'report.pdf'")):
         argv = [tmp_path / part if re.fullmatch(r'\w+|\.', part) else part for part in argv]
         check_refused(main, argv, message, capsys)
     assert not list(tmp_path.rglob('*.html'))

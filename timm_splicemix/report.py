@@ -48,6 +48,10 @@ MAIN_SETTINGS = (
     'sched', 'loss', 'splicemix_grids', 'splicemix_ratio', 'splicemix_drop_prob', 'splicemix_cl', 'mixup', 'cutmix',
     'model_ema', 'amp', 'seed')
 
+MISTAKES_HINT = (
+    'Mistakes with their pictures need an evaluation: run timm-splicemix validate --output DIR, and give DIR to the '
+    'report beside the run.')
+
 Blocks = list[tuple[str, Any]]
 
 
@@ -328,7 +332,8 @@ def mistake_blocks(folders: Sequence[Folder], limits: Limits, images: Optional[P
                 places = [images] if images else image_folders(result, folder.settings)
                 evaluated.append(Evaluated(result, places))
     if not evaluated:
-        return []
+        unseen = any(not folder.results and 'eval_mAP' in row for folder in folders for row in folder.epochs[:1])
+        return [('note', MISTAKES_HINT)] if unseen else []
     mistakes = collect_mistakes(evaluated, limits)
     for problem in mistakes.problems:
         print(printable(problem), file=sys.stderr)
@@ -403,6 +408,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     folders = [read_folder(path, name, resolved) for path, name in zip(paths, short_names(paths))]
     if args.images and not Path(args.images).is_dir():
         raise UsageError(f'Expected a folder of images for --images, but got {args.images}, which is not a folder.')
+    if args.output and not Path(args.output).is_dir() and Path(args.output).suffix.lower() not in ('.html', '.htm'):
+        raise UsageError(f"Expected --output to end in .html, but got '{args.output}'.")
     limits = Limits(args.mistakes, args.sample, args.max_pictures, args.thumbnail_size)
     page = build_report(
         join_results(folders), args.title, args.batches, limits, Path(args.images) if args.images else None)
