@@ -238,3 +238,10 @@ def test_one_file_with_missing_images_is_divided(data, tmp_path, dataset):
         create_sets(*flags)
     train_set, val_set = create_sets(*flags, '--on-bad-image', 'skip')
     assert sorted([*train_set.filenames(), *val_set.filenames()]) == sorted(names[1:]) and len(val_set) == 3
+
+
+def test_a_table_of_roboflow_read_as_coco_names_the_right_reader(data, tmp_path):
+    write_roboflow_csv(data, tmp_path / 'mine')
+    with raises_error(f'nor does train/_annotations.coco.json; .*Read {tmp_path}/mine/train/_classes.csv with '
+                      '--dataset csv'):
+        create_dataset('coco', tmp_path / 'mine')

@@ -147,7 +147,8 @@ def test_a_pipe_is_no_class_map(csv_root):
 
 
 def test_an_unknown_label_suggests_the_nearest_class(csv_root):
-    with raises_error(r"Label 'dog' in .*train.csv:2 .*; did you mean 'dogs'"):
+    with raises_error(r"Label 'dog' in .*train.csv:2 .*; did you mean 'dogs'\? Correct the label, .*with "
+                      '--drop-unknown-classes'):
         create_dataset('csv', csv_root, 'train', class_names=['cat', 'dogs'])
 
 

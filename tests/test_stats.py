@@ -98,8 +98,8 @@ def test_without_matplotlib_a_warning_replaces_the_plot(root, tmp_path, capsys, 
 def test_bad_input_is_one_line_and_exit_code_2(root, capsys, flags, message):
     with pytest.raises(SystemExit) as caught:
         main(['--data-dir', str(root), *flags])
-    error = capsys.readouterr().err
-    assert caught.value.code == 2 and message in error and error.count('\n') == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if 'error: ' in line]
+    assert caught.value.code == 2 and len(errors) == 1 and message in errors[0]
 
 
 def test_a_data_set_with_one_class_per_image_is_refused(tmp_path, capsys):
@@ -157,3 +157,11 @@ def test_a_csv_file_without_splits_is_shown_as_a_whole(tmp_path, capsys):
     for command, flags in ((main, ()), (check, ('--workers', '0')), (preview, ('--output', str(tmp_path / 'a.png')))):
         command(['--dataset', 'csv', '--data-dir', str(tmp_path), *flags])
     assert '6 images, 0 unreadable' in capsys.readouterr().out
+
+
+def test_what_was_assumed_about_labels_is_logged(tmp_path, capsys):
+    make_images(tmp_path, num_train=2, num_val=0)
+    (tmp_path / 'train.csv').write_text('image,cat,dog\n0.png,1,\n1.png,1,1\n')
+    for command, flags in ((main, ()), (check, ('--workers', '0')), (preview, ('--output', str(tmp_path / 'a.png')))):
+        command(['--dataset', 'csv', '--data-dir', str(tmp_path), *flags])
+        assert '1 empty cells in' in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Optional, Sequence
 
 from tqdm import tqdm
 
-from .args import CommandParser, add_dataset_args, add_label_args, command
+from .args import CommandParser, add_dataset_args, add_label_args, command, setup_logging
 from .args.types import at_least
 from .data.dataset import StrictImageDataset, find_bad_images
 from .data.decode import DECODERS
@@ -34,6 +34,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
+    setup_logging()
     dataset = create_dataset(images_must_exist=False, **split_kwargs(args, args.split))
     if not isinstance(dataset, StrictImageDataset):
         raise UsageError(

@@ -17,6 +17,7 @@ from .args import (
     add_label_args,
     add_splicemix_args,
     command,
+    setup_logging,
     splicemix_kwargs,
 )
 from .args.types import at_least, integer
@@ -45,6 +46,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
+    setup_logging()
     check_image_name(args.output)
     parse_grids(args.splicemix_grids or '1x1')  # an error in the grids comes before the data set is read
     size = (args.img_size, args.img_size)

@@ -6,7 +6,7 @@
 import argparse
 from typing import Optional, Sequence
 
-from .args import CommandParser, add_dataset_args, add_label_args, command
+from .args import CommandParser, add_dataset_args, add_label_args, command, setup_logging
 from .args.types import at_least
 from .data.dataset import MultiLabelDataset
 from .data.registry import create_dataset
@@ -30,6 +30,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
+    setup_logging()
     dataset = create_dataset(**split_kwargs(args, args.split))
     if not isinstance(dataset, MultiLabelDataset):
         raise UsageError(f"Expected a multi-label data set, but got '{args.dataset}' of type {type(dataset).__name__}.")

@@ -10,22 +10,23 @@ from ..files import read_text
 
 
 class ClassNames(list):
-    """ Names of classes that know the file they come from.
+    """ Names of classes that know where they come from.
 
     Args:
         names: The names.
         file: The file, None if the names come from elsewhere.
+        source: What set them, for errors.
     """
 
-    def __init__(self, names: Iterable[str], file: Optional[Path] = None):
+    def __init__(self, names: Iterable[str], file: Optional[Path] = None, source: str = '--class-map'):
         super().__init__(names)
         self.file = file
+        self.source = source if file is None else f'{source} {file}'
 
 
 def source_of(class_names: Sequence[str]) -> str:
-    """The flag that set classes, and its file, for errors."""
-    file = getattr(class_names, 'file', None)
-    return '--class-map' if file is None else f'--class-map {file}'
+    """What set classes, such as a flag and its file, for errors."""
+    return getattr(class_names, 'source', '--class-map')
 
 
 def read_class_map(class_map: Union[str, dict[str, int]], root: Union[str, Path, None] = None) -> ClassNames:

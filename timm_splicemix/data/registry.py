@@ -307,10 +307,17 @@ def _create_with_classes(
             refusal = error
     try:
         reader = create()
-        where = str(reader.labels_file or reader.root)
-        align_classes(MultiLabelDataset(reader), class_names, where, source_of(class_names), drop_unknown)
     except UsageError as error:
         raise refusal or error from None
+    where = str(reader.labels_file or reader.root)
+    try:
+        align_classes(MultiLabelDataset(reader), class_names, where, source_of(class_names), drop_unknown)
+    except UsageError:
+        if refusal is None or drop_unknown:
+            raise
+        raise UsageError(
+            f'{refusal} Correct the label, list it as a class for --class-map, or drop the labels of other classes '
+            'with --drop-unknown-classes.') from None
     return reader
 
 

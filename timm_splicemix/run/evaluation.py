@@ -23,6 +23,7 @@ from ..data import (
     own_split,
     read_partition,
 )
+from ..data.class_map import ClassNames
 from ..errors import UsageError
 from ..files import read_text
 from ..loss import binary_cross_entropy, union_cross_entropy
@@ -159,7 +160,7 @@ class Evaluator:
         # Labels of a run with --class-map may be indices. A checkpoint without settings may be of such a run.
         is_mapped = not info.args or bool(info.args.get('class_map'))
         if takes_names and has_names and is_mapped and info.multi_label and not args.class_map:
-            options['class_names'] = info.class_names
+            options['class_names'] = ClassNames(info.class_names, source='the model')
         dataset = create_dataset_from_flags(
             args, split, in_chans=self.input_size[0], num_samples=args.num_samples, **options)
         own_names = set(getattr(dataset, 'class_names', None) or ())

@@ -101,7 +101,7 @@ def class_index(label: str, class_to_idx: dict[str, int], where: str, source: st
     """Index of a class; `where` is the file and line of the label, `source` that of the classes, for the error."""
     index = class_to_idx.get(label)
     if index is None:
-        near = difflib.get_close_matches(label[:200], class_to_idx, n=1, cutoff=0.)
+        near = difflib.get_close_matches(label[:200], class_to_idx, n=1, cutoff=0.6)
         of = f' of {source}' if source else ''
         hint = f"; did you mean '{near[0]}'?" if near else '.'
         raise UsageError(f"Label {label!r:.200} in {where} is not one of the {len(class_to_idx)} classes{of}{hint}")

@@ -273,10 +273,13 @@ def find_coco(root: Union[str, Path], split: str, year: Optional[str]) -> tuple[
         return Path(root) / name, file
     beside = [] if year else find_beside_images(Path(root), split, ('.coco.json',))
     if not beside:
-        there = ', '.join(sorted(path.name for path in file.parent.glob('instances_*.json'))) or 'no such file'
+        there = ', '.join(sorted(path.name for path in file.parent.glob('instances_*.json'))) or 'no such file there'
+        other = '' if year else f', nor does {split}/_annotations.coco.json'
+        table = [] if year else find_beside_images(Path(root), split, ('_classes.csv',))
+        hint = f' Read {table[0]} with --dataset csv.' if table else ''
         raise UsageError(
-            f'{file.absolute()} does not exist; found {there}. Set another split, or --train-ann and --val-ann to the '
-            'annotation files.')
+            f'{file.absolute()} does not exist{other}; found {there}. Set another split, or --train-ann and --val-ann '
+            f'to the annotation files.{hint}')
     return beside[0].parent, beside[0]
 
 
