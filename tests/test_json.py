@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from timm_splicemix.data import ReaderJson, create_dataset
+from timm_splicemix.data.readers.json import find_json
 
 from .helpers import raises_error
 
@@ -172,6 +173,12 @@ def test_one_file_may_hold_all_splits(tmp_path):
     (records({'cat': 0.7}), {}, r'Expected 1 \(present\), .* in record 1 of .*labels.json, but got .*Write the list'),
     (records([], []), {}, 'labels.json has no labels. Set --class-map'),
     (records([7]), {'class_names': ['cat']}, 'Expected class indices 0 to 0 in record 1 of .*labels.json, but got 7'),
+    ([{'image': 'a.jpg', 'labels': 'cat'}, {'image': 'b.jpg', 'labels': 'cat, dog'}], {},
+     r'record 2 of .*labels.json, but got .cat, dog.. Write \["cat", "dog"\], or set --class-map'),
+    ([{'image': 'a.jpg', 'cat': 1, 'dog': 0}], {},
+     'no key of the labels. Their keys: image, cat, dog. Set --target-key, or write them under one key'),
+    (records([{'name': 'cat'}]), {},
+     r'record 1 of .*labels.json, but got .*name.* Write labels such as \["cat", "dog"'),
     (records(['dgo']), {'class_names': ['dog']}, "Label 'dgo' in record 1 of .*labels.json .*did you mean 'dog'"),
     ({'classes': 7, 'data': records(['cat'])}, {}, 'a list of names as the classes of .*labels.json, but got 7'),
     (records([1, 0, 0], [0, 0, 1]), {'class_names': ['x', 'y'], 'label_key': 'labels:multi_hot'},
@@ -186,3 +193,18 @@ def test_one_file_may_hold_all_splits(tmp_path):
 def test_each_error_names_the_place_and_the_fix(tmp_path, content, options, message):
     with raises_error(message):
         read(tmp_path, content, **options)
+
+
+def test_labels_with_commas_are_names_if_no_part_is_a_label(tmp_path):
+    content = [{'image': 'a.jpg', 'labels': 'tench, Tinca tinca'}, {'image': 'b.jpg', 'labels': 'goldfish'}]
+    file = make_json(tmp_path, content)
+    assert ReaderJson(tmp_path, file).class_names == ['goldfish', 'tench, Tinca tinca']
+
+
+def test_an_object_of_splits_is_read_by_split(tmp_path):
+    content = {'train': [{'image': 'a.jpg', 'labels': ['cat']}], 'val': [{'image': 'b.jpg', 'labels': ['dog']}]}
+    file = make_json(tmp_path, content)
+    assert find_json(tmp_path, 'train') == file
+    for split, image in (('train', 'a.jpg'), ('validation', 'b.jpg')):
+        reader = ReaderJson(tmp_path, file, split)
+        assert reader.filenames() == [image] and reader.class_names == ['cat', 'dog']

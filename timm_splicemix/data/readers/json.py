@@ -1,5 +1,6 @@
 """ JSON files with a record for each image: lists of records, JSON Lines, and mmpretrain's format """
 import json
+import re
 from pathlib import Path
 from typing import Any, Iterable, NamedTuple, Optional, Sequence, Union
 
@@ -122,8 +123,11 @@ class _Content(NamedTuple):
         key = given if given is not None else next((plain[name] for name in usual if name in plain), None)
         if key is None or key not in keys:
             missing = f"no key '{given}' ({flag})" if given is not None else f'no key of the {what}'
+            hint = ''
+            if flag == '--target-key' and given is None:
+                hint = ', or write them under one key, such as "labels": ["cat"] or "labels": {"cat": 1, "dog": 0}'
             raise UsageError(
-                f"The records of {self.file} have {missing}. Their keys: {', '.join(keys)!s:.200}. Set {flag}.")
+                f"The records of {self.file} have {missing}. Their keys: {', '.join(keys)!s:.200}. Set {flag}{hint}.")
         without = next((i for i, record in enumerate(self.records) if record.get(key) is None), None)
         if without is not None:
             hint = ' Write [] for an image without labels.' if flag == '--target-key' else ''
@@ -191,11 +195,17 @@ def _find_list(file: Path, content: dict[str, Any]) -> Any:
     for key in _LISTS:
         if isinstance(content.get(key), list):
             return content[key]
+    if content and all(has_splits([key], None) and _are_records(part) for key, part in content.items()):
+        return [{**record, 'split': split} for split, records in content.items() for record in records]
     if content and all(isinstance(labels, (list, str, dict)) for labels in content.values()):
         return [{'image': image, 'labels': labels} for image, labels in content.items()]
     raise UsageError(
         f"Expected a list of records in {file}, or one with the key {_LISTS[0]}, but got an object with the keys "
         f"{', '.join(content)!s:.200}.")
+
+
+def _are_records(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(record, dict) for record in value)
 
 
 def _listed_classes(file: Path, content: dict[str, Any]) -> Optional[list[str]]:
@@ -233,6 +243,8 @@ def _parse_labels(
         The labels of each record, and the least number of classes.
     """
     values = [record[key] for record in content.records]
+    if number is None:
+        _refuse_joined_labels(content, values)
     values = [[value] if type(value) in (str, int) else value for value in values]
     lists = [value for value in values if isinstance(value, list)]
     multi_hot = multi_hot or any(type(entry) in (bool, float) for value in lists for entry in value)
@@ -243,6 +255,18 @@ def _parse_labels(
         return [_parse(value, content.where(i), None) for i, value in enumerate(values)], 0
     number = number or len(lists[0] if lists else ())
     return [_parse(value, content.where(i), number) for i, value in enumerate(values)], number
+
+
+def _refuse_joined_labels(content: _Content, values: Sequence[Any]) -> None:
+    """Raise an error for a text such as "cat, dog" if "cat" is a label too: it would be a class of its own."""
+    single = {value.strip() for value in values if isinstance(value, str)}
+    for record, value in enumerate(values):
+        parts = re.split('[;|,]', value) if isinstance(value, str) else ()
+        if len(parts) > 1 and any(part.strip() in single for part in parts):
+            labels = json.dumps([part.strip() for part in parts], ensure_ascii=False)
+            raise UsageError(
+                f'Expected one label or a list of labels in {content.where(record)}, but got {value!r:.200}. Write '
+                f'{labels!s:.200}, or set --class-map to a file that lists this name as a class.')
 
 
 def _parse(value: Any, where: Place, multi_hot: Optional[int]) -> Labels:
@@ -269,7 +293,9 @@ def _parse(value: Any, where: Place, multi_hot: Optional[int]) -> Labels:
     for label in value:
         is_name = isinstance(label, str) and label.strip()
         if not is_name and not (type(label) is int and 0 <= label < _MOST_CLASSES):
-            raise UsageError(f'Expected names or indices of classes in {where}, but got {label!r:.200}.')
+            raise UsageError(
+                f'Expected names or indices of classes in {where}, but got {label!r:.200}. Write labels such as '
+                '["cat", "dog"].')
     return [(label, 1) for label in value]
 
 
