@@ -433,7 +433,8 @@ def test_a_missing_validation_file_names_the_flag_that_needs_none(tmp_path):
 
 def test_a_file_of_all_splits_must_tell_them_apart(tmp_path):
     file = make_csv(tmp_path, 'image,cat,when\na.jpg,1,train\n')
-    with raises_error(rf"{re.escape(str(file))} has no column of splits to find 'train'.*--csv-split-column"):
+    message = rf"{re.escape(str(file))} has no column of splits to find 'train'.*--csv-split-column.* --split-file"
+    with raises_error(message):
         find_csv(tmp_path, 'train')
     assert find_csv(tmp_path, 'train', split_column='when') == file
 

@@ -146,7 +146,7 @@ def test_one_file_may_hold_all_splits(tmp_path):
         dataset = create_dataset('json', tmp_path, split)
         assert dataset.reader.filenames() == [name] and dataset.targets.tolist() == targets
     make_json(tmp_path, records(['cat']), 'all.jsonl')
-    with raises_error("records of .*all.jsonl have no key 'split' to find 'train'. Write a file for each split"):
+    with raises_error("all.jsonl have no key 'split' to find 'train'. Write a file for each .* --split-file"):
         create_dataset('json', tmp_path, 'train')
 
 

@@ -125,6 +125,7 @@ def test_an_onnx_file_predicts_as_its_checkpoint(place, files, tmp_path, caplog)
     row, = json.loads((tmp_path / 'out.json').read_text())
     assert row['weights'] == 'ema' and set(row['probabilities']) == set(CLASSES)
     validate([*arguments(place), *checkpoint, '--output', str(tmp_path / 'results')])
+    assert 'test_resnet (ema weights), 3 classes' in caplog.text  # an ONNX file does not count its parameters
     validate([*arguments(place), '--output', str(tmp_path / 'own')])
     values = [json.loads((tmp_path / name / 'results.json').read_text())['metrics'] for name in ('results', 'own')]
     assert values[0] == pytest.approx(values[1], abs=1e-3)

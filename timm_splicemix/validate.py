@@ -103,8 +103,10 @@ def validate(args: argparse.Namespace, given: set[str], device: torch.device) ->
     model, info = load_from_flags(
         args, given, use_test_size=not args.use_train_size and not args.eval_sizes, scriptable=args.torchscript)
     model = transform_model(model, info, args.reparam, args.test_pool)
+    parameters = count_parameters(model)
+    number = f'{parameters / 1e6:.1f} million parameters, ' if parameters else ''  # an ONNX file has none
     _logger.info(
-        f'{info.model_name} ({info.weights} weights), {count_parameters(model) / 1e6:.1f} million parameters, '
+        f'{info.model_name} ({info.weights} weights), {number}'
         f'{model.num_classes} classes, images of {" x ".join(map(str, info.data_config["input_size"]))}.')
 
     # Data set

@@ -67,8 +67,8 @@ def find_csv(
             return file
         raise UsageError(
             f"{file} has no column of splits to find '{split}'. Its columns: {', '.join(header)}. Set "
-            '--csv-split-column, write a file for each split (train.csv, val.csv), or let --val-fraction 0.2 split the '
-            'images.')
+            '--csv-split-column, write a file for each split (train.csv, val.csv), let train.py --val-fraction 0.2 '
+            'split the images, or give the split.json of a run by --split-file.')
     return file
 
 

@@ -46,7 +46,8 @@ def find_json(root: Union[str, Path], split: str, may_lack_splits: bool = False)
     if is_shared and not may_lack_splits and not has_splits(_splits(_read(file)) or (), split):
         raise UsageError(
             f"The records of {file} have no key 'split' to find '{split}'. Write a file for each split (train.json, "
-            'val.json), or let --val-fraction 0.2 split the images.')
+            'val.json), let train.py --val-fraction 0.2 split the images, or give the split.json of a run by '
+            '--split-file.')
     return file
 
 
