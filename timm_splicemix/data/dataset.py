@@ -82,7 +82,7 @@ class StrictImageDataset(ImageDataset):
         """
         paths = self._paths()
         if paths is None:
-            raise UsageError('--cache needs images in files of their own, which this data set lacks. Leave --cache out.')
+            raise UsageError('--cache needs images in files of their own, which this data set lacks. Leave it out.')
         stamps = np.zeros((len(paths), 2), np.int64)
         for index, path in enumerate(paths):
             with contextlib.suppress(OSError):
