@@ -294,6 +294,16 @@ def test_names_and_paths_may_hold_any_letters_spaces_and_uppercase_extensions(tm
     assert reader.class_names == ['chien été', '猫'] and reader.targets.tolist() == [[1, 1], [0, 1]]
 
 
+def test_backslashes_of_windows_are_slashes(tmp_path, caplog):
+    text = 'image,labels\nphotos\\a.jpg,cat\nb\\1.jpg,dog\n'  # the second file has a backslash in its name
+    with caplog.at_level(logging.INFO):
+        reader = read(tmp_path, text, images=('photos/a.jpg', 'b\\1.jpg'))
+    assert reader.filenames() == ['photos/a.jpg', 'b\\1.jpg']
+    assert 'photos\\a.jpg is read as photos/a.jpg' in caplog.text
+    with raises_error(r"lists ../a.jpg, and '..' is refused"):
+        read(tmp_path, 'image,labels\n..\\a.jpg,cat\n')
+
+
 def test_absolute_paths_are_kept(tmp_path):
     make_csv(tmp_path / 'elsewhere', '')
     path = str(tmp_path / 'elsewhere' / 'a.jpg')

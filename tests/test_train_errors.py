@@ -267,3 +267,7 @@ def test_a_finished_run_says_that_it_is_finished(own_run, caplog):
     main(['--resume', str(own_run)])
     assert 'The run is finished (epochs: 1). Set --epochs to a larger number' in caplog.text
     assert 'Training test_resnet' not in caplog.text
+    assert f'--checkpoint {own_run}/model_best.pth.tar' in caplog.text
+    caplog.clear()
+    main(['--resume', str(own_run), '--output', str(own_run / 'other')])
+    assert 'The run is finished' in caplog.text and '--checkpoint' not in caplog.text  # the new folder has none

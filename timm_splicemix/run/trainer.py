@@ -377,6 +377,8 @@ class Trainer(Hooks):
             rows = {int(row['epoch']): row for row in self.tracker.rows}
             _logger.info(f'\nBest epoch {self.saver.best_epoch}, by {self._metric_name}:')
             _logger.info(format_epoch(rows.get(self.saver.best_epoch, {})))
+        if not best.is_file():  # a finished run that was resumed in a new folder
+            return
         _logger.info(f'\nCheckpoint  {best}\nCurves      {self.folder / "curves.png"}')
         partition = None if self.partition is None else self.folder / PARTITION
         _logger.info(f'Validate    {validate_command(self.args, best, partition)}')

@@ -115,6 +115,9 @@ def image_paths(root: Union[str, Path], names: Sequence[str], where: str) -> lis
     preceded by one for all of them, because a file may list millions.
     """
     text = '\n'.join(names)
+    if '\\' in text and os.sep == '/':
+        names = _with_slashes(root, names, where)
+        text = '\n'.join(names)
     if '..' in text:
         refuse_parent_folders(names, where)
     if './' in text or '//' in text:
@@ -126,6 +129,19 @@ def image_paths(root: Union[str, Path], names: Sequence[str], where: str) -> lis
     if absolute:
         _logger.info(f'{len(absolute)} images listed in {where} have absolute paths, such as {absolute[0]}.')
     return [os.path.join(folder, name) for name in names]
+
+
+def _with_slashes(root: Union[str, Path], names: Sequence[str], where: str) -> list[str]:
+    """Turn the backslashes of Windows into slashes, except in names of files that exist."""
+    folders = Folders()
+    changed = [
+        name.replace('\\', '/') if '\\' in name and not folders.has(os.path.join(root, name)) else name
+        for name in names]
+    pairs = [(old, new) for old, new in zip(names, changed) if old != new]
+    if pairs:
+        old, new = pairs[0]
+        _logger.info(f'{len(pairs):,} images listed in {where} have backslashes: {old} is read as {new}.')
+    return changed
 
 
 def refuse_parent_folders(names: Sequence[str], where: str) -> None:
