@@ -431,8 +431,11 @@ def test_a_missing_file_lists_the_existing_ones(tmp_path, files, split, message)
         (tmp_path / name).write_text('image,cat\na.jpg,1\n')
     with raises_error(message):
         find_csv(tmp_path, split)
-    with raises_error('but got no .csv or .tsv file'):
-        find_csv(tmp_path / 'nowhere', split)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with raises_error(f'The folder of the data set \\(--data-dir\\) does not exist: {tmp_path}/nowhere'):
+        find_csv(tmp_path / 'nowhere', 'train')
 
 
 def test_a_missing_validation_file_names_the_flag_that_needs_none(tmp_path):

@@ -38,6 +38,8 @@ def find_label_file(root: Union[str, Path], split: str, suffixes: tuple[str, ...
         The file, and whether it is the one of all splits.
     """
     root = Path(root)
+    if not root.is_dir():
+        raise UsageError(f'The folder of the data set (--data-dir) does not exist: {root.absolute()}.')
     there = [path for folder in (root, root / 'annotations') if folder.is_dir() for path in sorted(folder.iterdir())]
     files: dict[str, Path] = {}
     for file in there:
