@@ -129,7 +129,7 @@ def test_images_are_read_in_the_given_mode(data):
     with Image.open(data / '0.png') as image:
         assert torch.equal(pil_to_tensor(train[0][0]), pil_to_tensor(image.convert('HSV')))
     for flags, message in (
-            (('--input-img-mode', 'L'), 'Expected images of 3 channels .*, but got 1 in mode L'),
+            (('--input-img-mode', 'L'), 'Expected images of 3 channels .*, but got 1 in mode L: .* --in-chans 1'),
             (('--in-chans', '4'), 'Expected images of 4 channels .*, but got 3 in mode RGB'),
             (('--input-img-mode', 'some'), "Expected a mode of Pillow's .*'some'")):
         with raises_error(message):

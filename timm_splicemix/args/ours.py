@@ -301,7 +301,7 @@ def add_prediction_args(group: Any, can_tune: bool = False) -> None:
     tune = ', or tune: find the best ones and write them beside the checkpoint' if can_tune else ''
     group.add_argument(
         '--thresholds', metavar='P|FILE|tune' if can_tune else 'P|FILE',
-        help=f'probability above which a class is predicted, a thresholds.json with one per class{tune} (default: the '
+        help=f'probability from which a class is predicted, a thresholds.json with one per class{tune} (default: the '
              'thresholds.json of the run if there is one, else the threshold of --metrics, or 0.5)')
 
 

@@ -196,7 +196,8 @@ def image_mode(args: argparse.Namespace, in_chans: int) -> str:
     if len(bands) != in_chans:
         raise UsageError(
             f'Expected images of {in_chans} channels (--in-chans), but got {len(bands)} in mode {mode}: set '
-            '--input-img-mode, such as L for 1, RGB for 3 or RGBA for 4.')
+            '--input-img-mode, such as L for 1, RGB for 3 or RGBA for 4, or create the model with '
+            f'--in-chans {len(bands)}.')
     return mode
 
 
