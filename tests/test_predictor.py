@@ -2,6 +2,10 @@
 import argparse
 import json
 import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from timm_splicemix.compare import main as compare
 from timm_splicemix.export import main as export
 from timm_splicemix.metrics import Thresholds, save_thresholds
 from timm_splicemix.predict import main as predict
+from timm_splicemix.run.export import export_model
 from timm_splicemix.validate import main as validate
 
 from .evaluations import (  # noqa: F401
@@ -134,6 +139,28 @@ def test_an_onnx_file_predicts_as_its_checkpoint(place, files, tmp_path, caplog)
     (tmp_path / 'test_resnet.onnx.json').unlink()
     with raises_error('test_resnet.onnx.json does not exist'):
         tsm.Predictor(tmp_path / 'test_resnet.onnx')
+
+
+def test_the_program_of_the_tutorial_predicts_as_this_package(place, tmp_path):
+    pytest.importorskip('onnxruntime')
+    model, info = tsm.load_checkpoint(place / 'run')
+    with torch.no_grad():
+        model.fc.weight.mul_(20)
+    info.data_config.update(crop_mode='center', crop_pct=0.9)
+    export_model(model, info, tmp_path / 'deployed' / 'test_resnet', 'onnx')
+    (tmp_path / 'photos').mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # taken with the camera turned
+    Image.fromarray(pixels).resize((93, 70)).save(tmp_path / 'photos' / '0.jpg', exif=exif)
+    tutorial = Path(__file__).parents[1] / 'docs' / 'tutorial.md'
+    program = re.findall(r'^```python\n(.*?)^```', tutorial.read_text(), flags=re.MULTILINE | re.DOTALL)[-1]
+    printed = subprocess.run(
+        [sys.executable, '-c', program], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    predictor = tsm.Predictor(tmp_path / 'deployed' / 'test_resnet.onnx')
+    prediction, = predictor.predict(tmp_path / 'photos' / '0.jpg')
+    found = {name: float(value) for name, value in (line.split(': ') for line in printed.splitlines())}
+    assert found == pytest.approx(prediction.probabilities, abs=0.006)
 
 
 def test_validate_and_predict_use_the_tuned_thresholds_and_say_so(place, files, tmp_path, caplog, capsys):
