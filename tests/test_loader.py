@@ -1,5 +1,6 @@
 import json
 import logging
+import multiprocessing
 import os
 import sys
 
@@ -96,6 +97,19 @@ def test_reading_leaves_the_global_generators_alone(root):
     state = torch.get_rng_state()
     read(make_loader(root, re_prob=0.5, re_mode='pixel'))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize('use_prefetcher', [True, False])
+def test_closing_ends_the_workers(root, use_prefetcher):
+    before = set(multiprocessing.active_children())
+    loader = make_loader(root, num_workers=2, use_prefetcher=use_prefetcher)
+    loader.cycle = loader  # only the garbage collector would find it
+    read(loader)
+    workers = set(multiprocessing.active_children()) - before
+    assert len(workers) == 2
+    loader.close()
+    assert not workers & set(multiprocessing.active_children())
+    assert len(loader.dataset)
 
 
 def test_training_drops_what_does_not_fill_a_batch_and_evaluation_nothing(root):

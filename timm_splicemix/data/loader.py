@@ -66,7 +66,8 @@ class _Source:
             seed: int,
             rank: int,
     ):
-        self.loader = loader
+        self.loader: Optional[torch.utils.data.DataLoader] = loader
+        self.dataset = loader.dataset.dataset
         self.on_bad_image = on_bad_image
         self.seed = seed
         self.rank = rank
@@ -86,8 +87,9 @@ class _Source:
             yield batch.images, batch.targets
 
     def filename(self, index: Optional[int]) -> str:
-        dataset = self.loader.dataset.dataset
-        return dataset.filename(index) if index is not None and hasattr(dataset, 'filename') else f'sample {index}'
+        if index is None or not hasattr(self.dataset, 'filename'):
+            return f'sample {index}'
+        return self.dataset.filename(index)
 
     def _check(self, batch: Batch) -> None:
         """Raise, or log, what went wrong in a worker."""
@@ -141,7 +143,7 @@ class MultiLabelLoader:
 
     @property
     def dataset(self) -> torch.utils.data.Dataset:
-        return self._source.loader.dataset.dataset
+        return self._source.dataset
 
     @property
     def sampler(self) -> Optional[EpochBatches]:
@@ -171,6 +173,10 @@ class MultiLabelLoader:
     def filenames(self, indices: Optional[Sequence[Optional[int]]] = None) -> list[str]:
         """Return the file names of samples, by default those of the current batch."""
         return [self._source.filename(index) for index in (self.indices if indices is None else indices)]
+
+    def close(self) -> None:
+        """End the workers. Otherwise they end when Python collects reference cycles, which waits for each of them."""
+        self._source.loader = None
 
     def __len__(self) -> int:
         return len(self._source.loader)

@@ -213,6 +213,8 @@ class Trainer(Hooks):
                 self.tracker.close()
                 self._log_results()
         finally:
+            self.train_loader.close()
+            self.val_loader.close()
             if self.lock is not None:
                 self.lock.release()
 
