@@ -173,7 +173,7 @@ def test_other_processes_read_what_one_wrote(photos, tmp_path):
     assert torch.equal(other.read(3), dataset.pixels.read(3)) and other.read(4) is None
 
 
-@pytest.mark.parametrize('decoder', ['pil', 'torchvision'])
+@pytest.mark.parametrize('decoder', [pytest.param('pil', marks=pytest.mark.slow), 'torchvision'])
 def test_a_run_is_the_same_with_and_without_cache(tmp_path, decoder):
     data = make_images(tmp_path / 'data')
     flags = ('--splicemix-grids', '2x2', '--decoder', decoder)

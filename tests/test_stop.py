@@ -67,9 +67,8 @@ def assert_equal_runs(folder, other):
 
 @pytest.mark.parametrize('processes, workers, moment', [
     (1, 2, 'Train 1'),
-    (1, 1, 'Validate 1'),
     *[pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (1, 0, 'Train 1'), (1, 1, 'Train 1'), (1, 0, 'Validate 1'), (1, 2, 'Validate 1 (EMA)'),
+        (1, 1, 'Validate 1'), (1, 0, 'Train 1'), (1, 1, 'Train 1'), (1, 0, 'Validate 1'), (1, 2, 'Validate 1 (EMA)'),
         (2, 0, 'Train 1'), (2, 1, 'Train 1'), (2, 2, 'Train 1'), (2, 2, 'Validate 1'))],
 ])
 def test_sigterm_to_the_process_group_saves_a_state_that_resumes_exactly(
