@@ -42,7 +42,7 @@ def dump_dom(address):
 def run_in_page(page, width, script, folder: Path):
     """ Show a page in a frame of a given width, and run a script on it.
 
-    A window has a minimum width, a frame has not; the outer page may run the script, which the report forbids.
+    A frame can be narrower than a window; the outer page may run the script, which the report forbids.
 
     Args:
         page: The HTML of the page.

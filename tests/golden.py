@@ -56,7 +56,7 @@ def fill(head, case, names):
     Args:
         head: The head; becomes float64.
         case: A case of `read_cases`.
-        names: Name in the head of each name in the case, None for those that the head has not.
+        names: Name in the head of each name in the case, None for those that the head lacks.
     """
     head.double()
     tensors = {**dict(head.named_parameters()), **dict(head.named_buffers())}
