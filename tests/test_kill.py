@@ -11,7 +11,7 @@ import pytest
 from timm_splicemix.run.read import read_checkpoint
 
 from .runs import make_images
-from .test_stop import assert_equal_runs, finish, start
+from .test_stop import assert_equal_runs, finish, remember_runs, start
 
 pytestmark = pytest.mark.slow
 FLAGS = ('--recovery-interval', '1', '--model-ema')
@@ -24,17 +24,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def whole_runs(data, tmp_path_factory):
-    """Folder of an uninterrupted run by the number of processes, each run once."""
-    folders = {}
-
-    def get(processes):
-        if processes not in folders:
-            output = tmp_path_factory.mktemp('whole')
-            finish(start(data, output, *FLAGS, '-b', 8 // processes, processes=processes))
-            folders[processes] = output / 'run'
-        return folders[processes]
-
-    return get
+    return remember_runs(data, tmp_path_factory, *FLAGS)
 
 
 def children(pid):

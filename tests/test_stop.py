@@ -44,19 +44,23 @@ def read_until(process, beginning):
     raise AssertionError(''.join(lines))
 
 
-@pytest.fixture(scope='module')
-def whole_runs(data, tmp_path_factory):
-    """Uninterrupted runs by their number of processes, each run once."""
+def remember_runs(data, tmp_path_factory, *flags):
+    """A function that returns the folder of an uninterrupted run with a number of processes; each is run once."""
     folders = {}
 
     def get(processes):
         if processes not in folders:
             output = tmp_path_factory.mktemp('whole')
-            finish(start(data, output, '-j', '0', '-b', 8 // processes, processes=processes))
+            finish(start(data, output, *flags, '-b', 8 // processes, processes=processes))
             folders[processes] = output / 'run'
         return folders[processes]
 
     return get
+
+
+@pytest.fixture(scope='module')
+def whole_runs(data, tmp_path_factory):
+    return remember_runs(data, tmp_path_factory, '-j', '0')
 
 
 def assert_equal_runs(folder, other):
