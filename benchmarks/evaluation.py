@@ -18,7 +18,7 @@ from pathlib import Path
 import timm
 import torch
 from loader import write_images
-from timing import alternate, claim, medians, ratios
+from timing import alternate, claim, medians, not_measured, ratios
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -34,7 +34,9 @@ def main() -> None:
     parser.add_argument('--at-most', type=float, default=1., help='largest acceptable ratio (default: 1)')
     args = parser.parse_args()
     if not args.timm_scripts:
-        print("Skipped: set $TIMM_SCRIPTS to the folder of timm's validate.py.")
+        not_measured(
+            'time of validate.py: ours / timm', f'at most {args.at_most:g}',
+            "$TIMM_SCRIPTS, the folder of timm's validate.py, is not set")
         return
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,5 @@
 """ Times functions alternately in one process, so that all of them see the same load of the machine """
+import atexit
 import json
 import os
 import statistics
@@ -66,10 +67,25 @@ def claim(
     median = measured[1]
     met = (at_least is None or median >= at_least) and (at_most is None or median <= at_most)
     goal = f'at least {at_least:g}' if at_least is not None else f'at most {at_most:g}'
-    row = {'claim': text, 'goal': goal, 'measured': measured, 'met': met}
-    if os.environ.get('BENCH_RESULTS'):
-        with open(Path(os.environ['BENCH_RESULTS']), 'a', encoding='utf-8') as file:
-            file.write(json.dumps(row) + '\n')
+    _append({'claim': text, 'goal': goal, 'measured': measured, 'met': met})
     if not met:
         print(f'Missed: {text}: expected {goal}, but got {median:.3g}.', file=sys.stderr)
     return met
+
+
+def not_measured(text: str, goal: str, reason: str) -> None:
+    """Append a claim to the file $BENCH_RESULTS that cannot be measured here."""
+    _append({'claim': text, 'goal': goal, 'measured': None, 'reason': reason})
+    print(f'Not measured: {text}: {reason}.')
+
+
+def _append(row: dict[str, Any]) -> None:
+    if os.environ.get('BENCH_RESULTS'):
+        with open(Path(os.environ['BENCH_RESULTS']), 'a', encoding='utf-8') as file:
+            file.write(json.dumps(row) + '\n')
+
+
+@atexit.register
+def _append_end() -> None:
+    if not hasattr(sys, 'last_value'):  # no exception
+        _append({'ended': True})

@@ -3,6 +3,8 @@ import logging
 import multiprocessing
 import os
 import sys
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +12,10 @@ import torch
 from PIL import Image
 from timm.data import create_loader as timm_create_loader
 
-from timm_splicemix.data import collate, create_dataset, create_loader
-from timm_splicemix.data.collate import Sample, fast_collate
+from timm_splicemix.data import batch_memory, collate, create_dataset, create_loader
+from timm_splicemix.data import loader as loaders
+from timm_splicemix.data.batch_memory import BatchMemory
+from timm_splicemix.data.collate import FastCollate, Sample
 from timm_splicemix.data.dataset import BadImageError
 from timm_splicemix.data.sampler import EpochBatches
 
@@ -318,9 +322,64 @@ def test_workers_stack_images_by_a_private_function_of_torch(root, monkeypatch):
     assert_same_batches(read(make_loader(root, num_workers=1)), expected)
 
 
+@pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='Linux only')
+def test_memory_of_batches_is_used_again_after_the_release_of_the_batch_or_of_a_later_one(monkeypatch):
+    monkeypatch.setattr(batch_memory, 'get_worker_info', lambda: SimpleNamespace(id=1))
+    memory = BatchMemory(2)
+    places, pixels = zip(*(memory.take(12) for _ in range(4)))
+    assert len(set(places)) == 4 and len({part.data_ptr() for part in pixels[:3]}) == 3 and pixels[3] is None
+    memory.release(places[0])
+    assert memory.take(12)[1].data_ptr() == pixels[0].data_ptr() and memory.take(12)[1] is None
+    memory.release(places[3])  # the main process dropped the two before, of an epoch that ended early
+    assert {memory.take(12)[1].data_ptr() for _ in range(2)} == {part.data_ptr() for part in pixels[1:3]}
+    memory.release(memory.take(12)[0])
+    assert memory.take(24)[1].shape == (24,)
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_two_passes_at_once_have_their_own_batches(root, workers):
+    expected = read(make_loader(root, is_training=False, batch_size=2))
+    loader = make_loader(root, is_training=False, batch_size=2, num_workers=workers, persistent_workers=False)
+    batches = ((images, targets, list(loader.indices)) for images, targets in loader)
+    first = [next(batches)]
+    time.sleep(0.5)  # the worker waits with prefetched batches
+    second = read(loader)
+    first.append(next(batches))
+    time.sleep(0.5)
+    assert_same_batches([*first, *batches], expected)
+    assert_same_batches(second, expected)
+
+
+@pytest.mark.parametrize('device, pin_memory, expected', [
+    ('cpu', False, True), ('cuda', True, True), ('cuda', False, False), ('mps', True, False)])
+def test_memory_is_used_again_only_where_batches_are_copied_at_once(root, monkeypatch, device, pin_memory, expected):
+    monkeypatch.setattr(loaders, 'PrefetchLoader', lambda source, **_: SimpleNamespace(random_erasing=None))
+    loader = make_loader(root, num_workers=1, device=torch.device(device), pin_memory=pin_memory)
+    assert (loader._source.loader.collate_fn.memory is not None) == (expected and hasattr(os, 'memfd_create'))
+
+
+@pytest.mark.parametrize('crop', ['rrc', 'multiscale'])
+def test_batches_in_used_memory_have_their_pixels_and_memory_format(root, crop):
+    """Also after epochs that ended early; crops of whole rows or of 16 px make some batches planar."""
+    def batches(workers):
+        loader = make_loader(
+            root, num_workers=workers, decoder='torchvision', train_crop_mode=crop, interpolation='bilinear',
+            batch_size=3)
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            next(iter(loader))
+        return [batch for epoch in range(2) for batch in read(loader, epoch)]
+
+    expected, found = batches(0), batches(1)
+    assert_same_batches(found, expected)
+    strides = [images.stride() for images, _, _ in expected]
+    assert [images.stride() for images, _, _ in found] == strides
+    assert len(set(strides)) == 2
+
+
 def test_integers_that_are_no_multi_hot_targets_are_refused():
     samples = [Sample(i, torch.zeros(3, 4, 4), torch.tensor([0, 1, 5 * i])) for i in range(2)]
-    assert fast_collate(samples).bad_target == (1, 5)
+    assert FastCollate()(samples).bad_target == (1, 5)
 
 
 @pytest.mark.parametrize('options, message', [
@@ -374,7 +433,7 @@ def test_invalid_targets_are_refused_on_the_cpu(root, workers, value):
 
 def test_unknown_and_soft_targets_pass():
     samples = [Sample(i, torch.zeros(3, 4, 4, dtype=torch.uint8), torch.tensor([-1., 0.25, 1.])) for i in range(2)]
-    batch = fast_collate(samples)
+    batch = FastCollate()(samples)
     assert batch.bad_target is None and batch.targets.tolist() == [[-1., 0.25, 1.]] * 2
     assert batch.images.dtype == torch.uint8
 

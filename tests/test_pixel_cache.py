@@ -1,4 +1,5 @@
 """ --cache: decoded images that processes and later runs share """
+import errno
 import os
 import pickle
 import subprocess
@@ -12,7 +13,7 @@ from PIL import Image
 
 from timm_splicemix.data import dataset as datasets
 from timm_splicemix.data import pixel_cache
-from timm_splicemix.data.dataset import MultiLabelDataset
+from timm_splicemix.data.dataset import BadImageError, MultiLabelDataset
 from timm_splicemix.data.readers.base import MultiLabelReader
 from timm_splicemix.train import main
 from timm_splicemix.validate import main as validate
@@ -124,6 +125,29 @@ def test_a_changed_image_creates_the_cache_again(photos, tmp_path):
     assert len(list((tmp_path / 'cache').glob('*/index.npz'))) == 1
 
 
+def test_a_changed_time_alone_creates_the_cache_again(photos, tmp_path):
+    dataset = make_dataset(photos)
+    dataset.use_cache(tmp_path / 'cache')
+    arrays(dataset)
+    os.utime(photos / 'plain.jpg', (1, 1))
+    changed = make_dataset(photos)
+    changed.use_cache(tmp_path / 'cache')
+    assert changed.pixels.num_written == 0
+
+
+def test_a_full_disk_is_no_unreadable_image(photos, tmp_path, monkeypatch):
+    dataset = make_dataset(photos)
+    dataset.use_cache(tmp_path / 'cache')
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, 'pwrite', fail)
+    with raises_error(f'Cannot write cache {dataset.pixels.folder}: No space left .* another folder for') as caught:
+        dataset[0]
+    assert not isinstance(caught.value, BadImageError)
+
+
 def test_a_half_written_image_is_not_read(photos, tmp_path):
     dataset = make_dataset(photos)
     dataset.use_cache(tmp_path / 'cache')
@@ -153,6 +177,11 @@ def test_images_that_a_restart_may_have_lost_are_decoded_again(photos, tmp_path,
         dataset[1]
         os._exit(0)  # killed
     os.waitpid(child, 0)
+    dataset = make_dataset(photos)
+    dataset.use_cache(tmp_path / 'cache')
+    assert dataset.pixels.read(0) is not None and dataset.pixels.read(1) is not None
+    os.close(dataset.pixels._users)  # as if killed: closing would sync
+    dataset.pixels._users = None
     monkeypatch.setattr(pixel_cache, '_boot_id', lambda: 'restarted')
     dataset = make_dataset(photos)
     dataset.use_cache(tmp_path / 'cache')
@@ -163,6 +192,15 @@ def test_images_that_a_restart_may_have_lost_are_decoded_again(photos, tmp_path,
             make_dataset(photos).use_cache(tmp_path / 'cache')
     dataset.pixels.close()
     make_dataset(photos).use_cache(tmp_path / 'cache')
+
+
+def test_a_system_without_boot_id_shares_a_cache(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(pixel_cache, '_boot_id', lambda: '')  # macOS
+    datasets = [make_dataset(photos) for _ in range(2)]
+    for dataset in datasets:
+        dataset.use_cache(tmp_path / 'cache')
+    datasets[0][0]
+    assert datasets[1].pixels.read(0) is not None
 
 
 def test_other_processes_read_what_one_wrote(photos, tmp_path):
@@ -217,6 +255,38 @@ def test_a_killed_run_leaves_no_cache_in_memory_for_ever(photos, tmp_path):
     assert not dataset.pixels.folder.exists()
 
 
+def test_closing_an_outdated_cache_in_memory_keeps_its_successor(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(pixel_cache, '_RAM', tmp_path)
+    old, new = make_dataset(photos), make_dataset(photos)
+    old.use_cache('ram')
+    os.utime(photos / 'plain.jpg', (1, 1))
+    new.use_cache('ram')
+    old.pixels.close()
+    assert new.pixels.folder.is_dir()
+    new.pixels.close()
+    assert not new.pixels.folder.exists()
+
+
+@pytest.mark.parametrize('groups, limit, usage', [
+    ('0::/job/step', 'job/memory.max', 'job/memory.current'),
+    ('4:cpu,memory:/docker/1\n0::/', 'memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes')])
+def test_memory_that_a_container_lacks_is_not_used(photos, tmp_path, monkeypatch, groups, limit, usage):
+    (tmp_path / 'groups').write_text(groups)
+    monkeypatch.setattr(pixel_cache, '_GROUPS', tmp_path / 'groups')
+    monkeypatch.setattr(pixel_cache, '_GROUP_ROOT', tmp_path)
+    unlimited = pixel_cache._available_memory()
+    folder = (tmp_path / limit).parent
+    folder.mkdir()
+    (tmp_path / usage).write_text('900000\n')
+    (folder / 'memory.stat').write_text('file 900\ninactive_file 1000\n')
+    (tmp_path / limit).write_text('1000000\n')
+    assert pixel_cache._available_memory() == 90900  # of 101,000
+    with raises_error(r'needs 0.000\d+ GB, but /dev/shm has 9.09e-05 GB free'):
+        make_dataset(photos).use_cache('ram')
+    (tmp_path / limit).write_text('max\n')
+    assert pixel_cache._available_memory() > unlimited / 2
+
+
 def test_a_cache_that_does_not_fit_is_refused(photos, tmp_path, disk):  # noqa: F811
     folder = disk(40)
     with raises_error(r'needs 0.000\d+ GB, but .*disk has 4.1e-05 GB free'):
@@ -235,12 +305,20 @@ def test_flags(data, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_validation_decodes_once_for_all_sizes(data, tmp_path, monkeypatch):
+def test_validation_decodes_once_for_all_sizes_without_scaled_decoding(data, tmp_path, monkeypatch):
     run = train(data, tmp_path, '--epochs', 1)
-    calls = []
+    flags = [
+        '--checkpoint', str(run), '--dataset', 'csv', '--data-dir', str(data), '-b', '4', '--eval-sizes', '32', '48']
+    validate([*flags, '-j', '0', '--scaled-decoding', '--output', str(tmp_path / 'scaled')])
+    assert (tmp_path / 'scaled' / 'size-32' / 'results.json').exists()
+    calls = tmp_path / 'calls'  # of all workers
     decode = datasets.decode_image
-    monkeypatch.setattr(datasets, 'decode_image', lambda *args, **kwargs: calls.append(0) or decode(*args, **kwargs))
-    validate([
-        '--checkpoint', str(run), '--dataset', 'csv', '--data-dir', str(data), '-j', '0', '--eval-sizes', '32', '48',
-        '--output', str(tmp_path / 'results')])
-    assert len(calls) == 9  # images of the split
+
+    def count(*args, **kwargs):
+        with open(calls, 'ab') as file:
+            file.write(b'.')
+        return decode(*args, **kwargs)
+
+    monkeypatch.setattr(datasets, 'decode_image', count)
+    validate([*flags, '-j', '2', '--output', str(tmp_path / 'results')])
+    assert calls.stat().st_size == 9  # images of the split

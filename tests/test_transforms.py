@@ -337,3 +337,20 @@ def test_posterization_keeps_at_least_one_bit_at_all_magnitudes(policy, monkeypa
             transform(image)
     assert kept and min(kept) >= 1
     assert pickle.loads(pickle.dumps(transform))(image).dtype == torch.uint8  # workers may be spawned
+
+
+@pytest.mark.parametrize('mode', [transforms.InterpolationMode.BILINEAR, transforms.InterpolationMode.BICUBIC])
+@pytest.mark.parametrize('box', [None, (20, 0, 100, 160), (10, 5, 90, 120), (3, 4, 64, 48)])
+def test_pixels_and_memory_format_of_resized_tensors_are_those_of_0_1_0(box, mode):
+    """The memory format changes the last bits of what a model computes."""
+    image = torch.randint(0, 256, (120, 160, 3), dtype=torch.uint8).permute(2, 0, 1)
+    top, left, height, width = box or (0, 0, 120, 160)
+    crop = image[:, top:top + height, left:left + width]
+    pixels = crop[None].contiguous(memory_format=torch.channels_last)
+    expected = crop
+    if crop.shape[1:] != (64, 48):
+        expected = torch.nn.functional.interpolate(pixels, (64, 48), mode=mode.value, antialias=True)[0]
+    resized = crop_and_resize(image, box, (64, 48), mode)
+    assert torch.equal(resized, expected) and resized.stride() == expected.stride()
+    again = crop_and_resize(image, box, (64, 48), mode, channels_last=True)
+    assert torch.equal(again, expected) and (box == (3, 4, 64, 48) or again.permute(1, 2, 0).is_contiguous())

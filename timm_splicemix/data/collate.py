@@ -1,12 +1,13 @@
 """ Collation of samples and of what went wrong in the workers """
 import os
-from typing import Any, NamedTuple, Optional, Sequence, Union
+from typing import Any, Iterator, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from ..errors import UsageError
+from .batch_memory import BatchMemory, Place, can_share, shared_bytes
 
 
 class Sample(NamedTuple):
@@ -24,22 +25,56 @@ class Batch(NamedTuple):
     indices: list[Optional[int]]
     errors: list[Exception]
     bad_target: Optional[tuple[Optional[int], float]] = None  # index and value
+    place: Optional[Place] = None  # of the images in a `BatchMemory`
 
 
-def fast_collate(samples: Sequence[Sample]) -> Batch:
+class LazySamples:
+    """ Samples of a data set that are read when they are needed.
+
+    An image that is copied into its batch at once is still in the cache of the processor, and the next image reuses its
+    memory.
+    """
+
+    def __init__(self, dataset: Dataset, keys: Sequence[Any]):
+        self.dataset = dataset
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.dataset.__getitem__, self.keys)
+
+
+class FastCollate:
     """ Stack samples, whose targets are multi-hot, soft or integer classes.
 
     Images keep their type: uint8 with a prefetcher, which normalises them, and floating point without. Errors are part
     of the batch, because an error that a worker raises ends in a traceback.
+
+    Args:
+        memory: Memory for uint8 images of workers.
     """
-    errors = [sample.error for sample in samples if sample.error is not None]
-    samples = [sample for sample in samples if sample.error is None]
-    indices = [sample.index for sample in samples]
-    if not samples:
-        return Batch(torch.empty(0), torch.empty(0), indices, errors)
-    images = _stack([sample.image for sample in samples])
-    targets = torch.stack([torch.as_tensor(sample.target) for sample in samples])
-    return Batch(images, targets, indices, errors, _find_bad_target(targets, indices))
+
+    def __init__(self, memory: Optional[BatchMemory] = None):
+        self.memory = memory
+        self._channels_last = True  # the last batch
+
+    def __call__(self, samples: Union[Sequence[Sample], LazySamples]) -> Batch:
+        images = _Images(self.memory, len(samples), self._channels_last)
+        targets, indices, errors = [], [], []
+        for sample in samples:
+            if sample.error is not None:
+                errors.append(sample.error)
+                continue
+            images.add(sample.image)
+            targets.append(torch.as_tensor(sample.target))
+            indices.append(sample.index)
+        if not indices:
+            return Batch(torch.empty(0), torch.empty(0), indices, errors)
+        targets = torch.stack(targets)
+        self._channels_last = images.channels_last
+        return Batch(images.stack(), targets, indices, errors, _find_bad_target(targets, indices), images.place)
 
 
 def multilabel_collate(samples: Sequence[tuple[Any, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,29 +106,79 @@ def multilabel_collate(samples: Sequence[tuple[Any, Any]]) -> tuple[torch.Tensor
     return _stack(images), targets
 
 
-def _stack(images: list[Union[np.ndarray, torch.Tensor]]) -> torch.Tensor:
+def _as_tensor(image: Union[np.ndarray, torch.Tensor]) -> torch.Tensor:
+    return torch.from_numpy(image) if isinstance(image, np.ndarray) else image
+
+
+def _are_channels_last(images: Sequence[torch.Tensor]) -> bool:
+    return not images[0].is_contiguous() and all(image.permute(1, 2, 0).is_contiguous() for image in images)
+
+
+class _Images:
+    """ The images of a batch.
+
+    Args:
+        memory: Where a worker copies uint8 images to as they come.
+        number: Number of images.
+        channels_last: Whether to expect that all images are channels-last; the batch is planar if one of them is not.
+    """
+
+    def __init__(self, memory: Optional[BatchMemory], number: int, channels_last: bool):
+        self.memory = None if get_worker_info() is None else memory
+        self.number = number
+        self.channels_last = True  # all images
+        self.place: Optional[Place] = None
+        self._expect_channels_last = channels_last
+        self._batch: Optional[torch.Tensor] = None
+        self._images: list[torch.Tensor] = []
+
+    def add(self, image: Union[np.ndarray, torch.Tensor]) -> None:
+        image = _as_tensor(image)
+        self.channels_last = self.channels_last and _are_channels_last([image])
+        if not self._images and self.memory is not None and image.dtype == torch.uint8:
+            self._take_memory(image)
+        if self._batch is not None:
+            if image.shape == self._batch.shape[1:] and image.dtype == torch.uint8:
+                image = self._batch[len(self._images)].copy_(image)
+            else:
+                self._batch = None  # stacking raises an error
+        self._images.append(image)
+
+    def _take_memory(self, image: torch.Tensor) -> None:
+        self.place, pixels = self.memory.take(self.number * image.numel())
+        if pixels is not None:
+            channels, height, width = image.shape
+            self._batch = (
+                pixels.view(-1, height, width, channels).permute(0, 3, 1, 2)
+                if self._expect_channels_last and self.channels_last else pixels.view(-1, channels, height, width))
+
+    def stack(self) -> torch.Tensor:
+        if self._batch is None:
+            return _stack(self._images)
+        memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
+        return self._batch[:len(self._images)].contiguous(memory_format=memory_format)
+
+
+def _stack(images: Sequence[Union[np.ndarray, torch.Tensor]]) -> torch.Tensor:
     """Stack images, in their memory format; in a worker, in shared memory."""
-    images = [torch.from_numpy(image) if isinstance(image, np.ndarray) else image for image in images]
-    channels_last = [image.permute(1, 2, 0) for image in images]
-    if not images[0].is_contiguous() and all(image.is_contiguous() for image in channels_last):
-        return _stack_contiguous(channels_last).permute(0, 3, 1, 2)
+    images = [_as_tensor(image) for image in images]
+    if _are_channels_last(images):
+        return _stack_contiguous([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
     return _stack_contiguous([image.contiguous() for image in images])
 
 
 def _stack_contiguous(images: list[torch.Tensor]) -> torch.Tensor:
     alike = all((image.shape, image.dtype) == (images[0].shape, images[0].dtype) for image in images)
-    able = hasattr(os, 'memfd_create') and hasattr(torch.UntypedStorage, '_new_shared_fd_cpu')
-    if get_worker_info() is None or not able or not alike:
+    if get_worker_info() is None or not can_share() or not alike:
         return default_collate(images)  # raises an error if the images differ
-    # With default_collate, which clears shared memory and maps it page by page, a worker needs 1.15 times the time to
-    # read, decode, crop and stack 448 px images (benchmarks/loader.py --workers 1); and it needs room in /dev/shm.
-    # _new_shared_fd_cpu is private, but the only way to a storage on a file descriptor; torch.multiprocessing uses it.
+    # default_collate, which clears shared memory and maps it page by page, takes 1.15 times the time to read, decode,
+    # crop and stack 448 px images (benchmarks/loader.py --workers 1).
     with open(os.memfd_create('images'), 'wb') as file:
         for image in images:
             file.write(image.view(-1).view(torch.uint8).numpy())
         file.flush()
-        storage = torch.UntypedStorage._new_shared_fd_cpu(file.fileno(), file.tell())
-    return torch.empty(0, dtype=images[0].dtype).set_(storage, 0, (len(images), *images[0].shape))
+        pixels = shared_bytes(file.fileno(), file.tell())
+    return pixels.view(images[0].dtype).view(len(images), *images[0].shape)
 
 
 def _find_bad_target(

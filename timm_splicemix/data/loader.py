@@ -10,7 +10,8 @@ from timm.data.loader import PrefetchLoader
 from timm.data.random_erasing import RandomErasing
 
 from ..errors import UsageError
-from .collate import Batch, Sample, fast_collate
+from .batch_memory import BatchMemory, can_share
+from .collate import Batch, FastCollate, LazySamples, Sample
 from .dataset import BadImageError
 from .sampler import EpochBatches, SampleKey, distributed_place
 from .seeding import mix_seeds, seeded
@@ -36,6 +37,9 @@ class _Samples(torch.utils.data.Dataset):
         except UsageError as error:  # an unreadable image, or a bad label
             return Sample(key.index, error=error)
         return Sample(key.index, image, target)
+
+    def __getitems__(self, keys: Sequence[SampleKey]) -> LazySamples:
+        return LazySamples(self, keys)
 
 
 class _Stream(torch.utils.data.IterableDataset):
@@ -74,17 +78,22 @@ class _Source:
         self.epoch = 0
         self.start_batch = 0
         self.num_skipped = 0
-        self.waiting: deque[list[Optional[int]]] = deque()  # indices of prefetched batches
+        self.waiting: deque[list[Optional[int]]] = deque()  # indices of prefetched batches of the newest pass
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         self.num_skipped = 0
-        self.waiting.clear()
+        waiting, memory = self.waiting, self.loader.collate_fn.memory
+        if memory is not None and not self.loader.persistent_workers:  # another pass may use the last one
+            memory = BatchMemory(self.loader.num_workers)
+            self.loader.collate_fn = FastCollate(memory)
         with signals_blocked():
             batches = iter(self.loader)  # starts the workers
         for batch in batches:
             self._check(batch)
-            self.waiting.append(batch.indices)
+            waiting.append(batch.indices)
             yield batch.images, batch.targets
+            if batch.place is not None:  # the prefetcher has copied the images
+                memory.release(batch.place)
 
     def filename(self, index: Optional[int]) -> str:
         if index is None or not hasattr(self.dataset, 'filename'):
@@ -186,8 +195,9 @@ class MultiLabelLoader:
         erasing = getattr(self._prefetcher, 'random_erasing', None)
         if erasing is not None:
             erasing.batch = source.start_batch
+        waiting = source.waiting = deque()  # each pass has its own
         for images, targets in source if self._prefetcher is None else self._prefetcher:
-            self.indices = source.waiting.popleft()
+            self.indices = waiting.popleft()
             yield images, targets
         if source.num_skipped:
             _logger.warning(
@@ -278,9 +288,14 @@ def create_loader(
         raise UsageError(
             f"A data set of type {type(dataset).__name__} supports decoder 'pil' without scaled decoding only.")
 
+    # On the CPU, the prefetcher has copied a batch when it asks for the next one; with pin_memory, a thread has copied
+    # it before. Other devices, and CUDA without pin_memory, may still be copying when the call returns.
+    device_type = torch.device(device).type
+    recycle = use_prefetcher and num_workers > 0 and can_share() and (
+        device_type == 'cpu' or (device_type == 'cuda' and pin_memory))
     kwargs = {
         'num_workers': num_workers,
-        'collate_fn': fast_collate,
+        'collate_fn': FastCollate(BatchMemory(num_workers) if recycle else None),
         'pin_memory': pin_memory,
         'persistent_workers': persistent_workers and num_workers > 0,
         'worker_init_fn': ignore_signals,

@@ -33,6 +33,7 @@ _logger = logging.getLogger(__name__)
 _VERSION = 1
 _RAM = Path('/dev/shm')
 _BOOT_ID = Path('/proc/sys/kernel/random/boot_id')
+_GROUPS, _GROUP_ROOT = Path('/proc/self/cgroup'), Path('/sys/fs/cgroup')
 _INDEX, _PIXELS, _USERS, _BOOT = 'index.npz', 'pixels', 'users', 'boot'
 _PAGE = 4096
 _SUGGESTED_SIZES = (1024, 768, 512, 384, 256, 128)
@@ -102,9 +103,14 @@ class PixelCache:
         start, end = self._offsets[index:index + 2].tolist()
         if list(pixels.shape) == [*self._shapes[index].tolist(), self.channels]:  # else the header lied
             data = memoryview(pixels.contiguous().view(-1).numpy())
-            while start < end:
-                start += os.pwrite(self._file, data[start - end:], start)
-            os.pwrite(self._file, bytes([_WRITTEN]), index)
+            try:
+                while start < end:
+                    start += os.pwrite(self._file, data[start - end:], start)
+                os.pwrite(self._file, bytes([_WRITTEN]), index)
+            except OSError as error:  # the image itself is readable
+                raise UsageError(
+                    f'Cannot write cache {self.folder}: {os_error_reason(self.folder, error)}. Free space there, or '
+                    'choose another folder for --cache.') from error
         return pixels
 
     def _resize(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -131,11 +137,18 @@ class PixelCache:
         with FileLock(self.lock, is_singleton=True):
             if self.folder.parent != _RAM:
                 self.sync()
-            elif not self.is_used_by_others():
+            elif not self._is_replaced() and not self.is_used_by_others():
                 shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._users)
         os.close(self._file)
         self._users = None
+
+    def _is_replaced(self) -> bool:
+        """Whether the folder is that of a later cache, of images that changed, or removed."""
+        try:
+            return not os.path.samestat(os.fstat(self._users), os.stat(self.folder / _USERS))
+        except FileNotFoundError:
+            return True
 
     def is_used_by_others(self) -> bool:
         """Whether another process has the cache open."""
@@ -265,8 +278,28 @@ def _check_space(folder: Path, needed: int, sources: np.ndarray, channels: int) 
 
 
 def _available_memory() -> int:
+    """Bytes that the system and the limits of control groups (containers, Slurm) leave, less 10 %."""
     lines = Path('/proc/meminfo').read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith('MemAvailable:'))
+    system = next(int(line.split()[1]) * 1024 for line in lines if line.startswith('MemAvailable:'))
+    return int(0.9 * max(min((system, *_available_in_groups())), 0))
+
+
+def _available_in_groups() -> Iterator[int]:
+    """Bytes that each control group of this process, and each one that contains it, leaves."""
+    with contextlib.suppress(FileNotFoundError):
+        for line in _GROUPS.read_text().splitlines():
+            _, controllers, group = line.split(':', 2)
+            if 'memory' in controllers.split(','):  # version 1
+                root, limit, usage = _GROUP_ROOT / 'memory', 'memory.limit_in_bytes', 'memory.usage_in_bytes'
+            else:
+                root, limit, usage = _GROUP_ROOT, 'memory.max', 'memory.current'
+            own = root / group.lstrip('/')
+            for folder in (own, *own.parents):
+                with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'
+                    left = int((folder / limit).read_text()) - int((folder / usage).read_text())
+                    numbers = dict(line.split() for line in (folder / 'memory.stat').read_text().splitlines())
+                    # Linux drops the content of files that were read when it needs the memory.
+                    yield left + int(numbers.get('total_inactive_file', numbers.get('inactive_file', 0)))
 
 
 @contextlib.contextmanager
@@ -300,15 +333,15 @@ def _boot_id() -> str:
 def _check_machine(cache: PixelCache) -> None:
     """Forget pixels that were not synced before the machine was restarted; refuse a cache that another one uses."""
     file = cache.folder / _BOOT
-    same = file.exists() and file.read_text() == _boot_id() != ''
+    before, now = file.read_text() if file.exists() else '', _boot_id()  # '' on macOS
     if cache.is_used_by_others():
-        if not same:
+        if before and now and before != now:
             cache.close()
             raise UsageError(
                 f'Cache {cache.folder} is in use on another machine. Use a folder of this machine for --cache.')
-    elif not same:
+    elif before != now or not now:
         cache.forget_unsynced()
-        write_text(_boot_id(), file)
+        write_text(now, file)
 
 
 def _remove_unused(prefix: str) -> None:

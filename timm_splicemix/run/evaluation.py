@@ -105,6 +105,8 @@ class Evaluator:
 
     def keep_images(self) -> None:
         """Keep decoded images in memory for several evaluations, if --cache does not keep them and they fit."""
+        if self.args.scaled_decoding:  # each size needs other pixels
+            return
         if not self.args.cache and isinstance(self.dataset, StrictImageDataset):
             try:
                 self.dataset.use_cache('ram')
