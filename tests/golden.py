@@ -4,11 +4,14 @@ Parameters and inputs are computed from their names by a formula, so only result
 """
 import json
 import math
+import re
 import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from .conftest import REPOSITORY
 
 FOLDER = Path(__file__).parent / 'data' / 'heads'
 U = np.uint64
@@ -27,6 +30,29 @@ def formula(key, shape):
 
 def read_cases(name):
     return json.loads((FOLDER / f'{name}.json').read_text())
+
+
+def names_of(head, case):
+    """ Names in our head of the published names in a case, None for those that the head lacks.
+
+    Args:
+        head: Name of the head; the documentation has a table of its names.
+        case: A case of `read_cases`.
+    """
+    table = (REPOSITORY / 'docs' / 'heads.md').read_text().split('## Names of parameters')[1]
+    row = re.search(rf'^\| `{head}` \| (.*) \|$', table, re.MULTILINE).group(1)
+    pairs = [re.fullmatch('`(.+)` → `(.+)`', pair).groups() for pair in row.split(', ')]
+    pairs.sort(key=lambda pair: len(pair[0]), reverse=True)
+    return {name: next(filter(None, (_rename(name, *pair) for pair in pairs)), None) for name in case['params']}
+
+
+def _rename(name, theirs, ours):
+    pattern = re.sub('[NM]', r'(\\d+)', theirs.replace('.', r'\.'))
+    found = re.match(rf'{pattern}(?=\.|$)', name)
+    if found is None:
+        return None
+    numbers = iter(found.groups())
+    return re.sub('[NM]', lambda _: next(numbers), ours) + name[found.end():]
 
 
 def inputs_of(case):

@@ -10,20 +10,12 @@ from . import golden
 from .helpers import raises_error
 
 CASES = golden.read_cases('addgcn')
-NAMES = {
-    'mask_mat': None, 'fc.weight': 'score_map.weight', 'gcn.static_adj.0.weight': 'static_matrix',
-    **{f'{theirs}.{kind}': f'{ours}.{kind}' for kind in ('weight', 'bias') for theirs, ours in {
-        'conv_transform': 'transform', 'gcn.static_weight.0': 'static_weight', 'gcn.conv_global': 'global_weight',
-        'gcn.bn_global': 'global_norm', 'gcn.conv_create_co_mat': 'dynamic_matrix',
-        'gcn.dynamic_weight': 'dynamic_weight', 'last_linear': 'classifier'}.items()},
-    **{f'gcn.bn_global.{name}': f'global_norm.{name}' for name in ('running_mean', 'running_var')},
-    'gcn.bn_global.num_batches_tracked': 'global_norm.num_batches_tracked'}
 
 
 def make_head(case):
     settings = case['settings']
     head = create_head('add-gcn', settings['channels'], settings['num_classes'], node_dim=settings['node_dim'])
-    golden.fill(head, case, NAMES)
+    golden.fill(head, case, golden.names_of('add-gcn', case))
     return head
 
 
@@ -38,7 +30,7 @@ def test_outputs_and_gradients_are_those_of_the_published_code(case, monkeypatch
     golden.same_values(matrices[0].transpose(1, 2), case['outputs']['dynamic_adj'])  # they multiply from the right
     for name, value in (('logits', logits), ('s_m', scores), ('s_r', graph)):
         golden.same_values(value, case['outputs'][name])
-        golden.same_gradients(head, case, name, value, NAMES, {'x': x})
+        golden.same_gradients(head, case, name, value, golden.names_of('add-gcn', case), {'x': x})
 
 
 @pytest.mark.parametrize('case', CASES, ids=[case['id'] for case in CASES])

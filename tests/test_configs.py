@@ -248,6 +248,8 @@ def test_methods_follow_their_published_recipes(path):
     assert bool(args.splicemix_grids) == path.stem.endswith('splicemix')
     after = rates(path, updates_per_epoch=10, model=create_model('test_resnet', num_classes=3, head='csra'))
     assert after.num_epochs == epochs
+    assert (args.hflip == 0.5) == (head not in ('ssgrl', 'ml-decoder', 'q2l'))
+    assert (args.loss == 'asl') == bool(args.loss_detach_focus) == (head in ('ml-decoder', 'q2l'))
     if decays is None:  # one cycle, with its maximum after a fifth
         assert after(0)[-1] == pytest.approx(lr / 25) and after(2 * epochs)[-1] == pytest.approx(lr)
         assert after(10 * epochs - 1)[-1] < lr / 100

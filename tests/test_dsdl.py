@@ -9,7 +9,6 @@ from . import golden
 from .helpers import raises_error
 
 CASES = golden.read_cases('dsdl')
-NAMES = {'W1': 'weight1', 'W2': 'weight2'}
 
 
 @pytest.mark.parametrize('case', CASES, ids=[case['id'] for case in CASES])
@@ -18,7 +17,8 @@ def test_outputs_and_gradients_are_those_of_the_published_code(case):
     head = create_head(
         'dsdl', settings['channels'], settings['num_classes'], side_inputs={'class_vectors': inputs['words']},
         hidden=settings['hidden'], alpha=settings['alpha'], beta=settings['loss_beta'], lam=settings['loss_lambd'])
-    golden.fill(head, case, NAMES)
+    names = golden.names_of('dsdl', case)
+    golden.fill(head, case, names)
     x, words = (inputs[name].requires_grad_() for name in ('x', 'words'))
     assert not head.class_vectors.requires_grad
     head.class_vectors = words  # the published code computes their gradient, but does not train them
@@ -27,7 +27,7 @@ def test_outputs_and_gradients_are_those_of_the_published_code(case):
     golden.same_values(head(x), case['outputs']['logits'])
     golden.same_values(logits, case['outputs']['logits'])
     golden.same_values(weights[1], case['outputs']['dictionary'])
-    golden.same_gradients(head, case, 'logits', logits, NAMES, {'x': x, 'words': words})
+    golden.same_gradients(head, case, 'logits', logits, names, {'x': x, 'words': words})
 
     target = torch.tensor(case['target'], dtype=torch.float64)
 
@@ -39,7 +39,7 @@ def test_outputs_and_gradients_are_those_of_the_published_code(case):
     golden.same_values(loss, case['outputs']['loss'])
     assert set(terms) == {'reconstruction', 'code_norm', 'dissimilarity'}
     torch.testing.assert_close(loss, task_loss + sum(terms.values()))
-    golden.same_gradients(head, case, 'loss', loss, NAMES, {'x': x, 'words': words})
+    golden.same_gradients(head, case, 'loss', loss, names, {'x': x, 'words': words})
 
 
 def test_the_loss_is_never_divided_by_zero_or_a_negative_number():

@@ -10,16 +10,6 @@ from . import golden
 from .helpers import raises_error
 
 CASES = golden.read_cases('mldecoder')
-LAYER = 'decoder.layers.0'
-NAMES = {
-    'decoder.duplicate_pooling': 'group_weight', 'decoder.duplicate_pooling_bias': 'bias',
-    'decoder.query_embed.weight': 'queries',
-    f'{LAYER}.multihead_attn.in_proj_weight': 'attn.in_proj_weight',
-    f'{LAYER}.multihead_attn.in_proj_bias': 'attn.in_proj_bias',
-    **{f'{theirs}.{kind}': f'{ours}.{kind}' for kind in ('weight', 'bias') for theirs, ours in {
-        'decoder.embed_standart': 'embed', f'{LAYER}.multihead_attn.out_proj': 'attn.out_proj',
-        f'{LAYER}.linear1': 'ffn.linear1', f'{LAYER}.linear2': 'ffn.linear2',
-        **{f'{LAYER}.norm{n}': f'norm{n}' for n in (1, 2, 3)}}.items()}}
 
 
 @pytest.mark.parametrize('case', CASES, ids=[case['id'] for case in CASES])
@@ -30,15 +20,16 @@ def test_outputs_and_gradients_are_those_of_the_published_code(case):
         'ml-decoder', settings['initial_num_features'], settings['num_classes'], dim=settings['decoder_embedding'],
         heads=settings['heads'], ffn=settings['ffn'], **groups).eval()
     assert head.group_weight.shape[::2] == (settings['queries'], settings['group_factor'])
-    golden.fill(head, case, NAMES)
+    names = golden.names_of('ml-decoder', case)
+    golden.fill(head, case, names)
     x = golden.inputs_of(case)['x'].requires_grad_()
     logits = head(x)
     golden.same_values(logits, case['outputs']['logits'])
-    golden.same_gradients(head, case, 'logits', logits, NAMES, {'x': x})
+    golden.same_gradients(head, case, 'logits', logits, names, {'x': x})
 
 
 @pytest.mark.parametrize('num_classes, groups, queries, group_size', [
-    (1, 100, 1, 1), (80, 100, 80, 1), (101, 100, 100, 2), (1000, 100, 100, 10), (20, 3, 3, 7)])
+    (1, 100, 1, 1), (80, 100, 80, 1), (101, 100, 100, 2), (1000, 100, 100, 10), (20, 3, 3, 7), (2001, 2000, 2000, 2)])
 def test_queries_share_the_classes(num_classes, groups, queries, group_size):
     head = create_head('ml-decoder', 8, num_classes, dim=16, ffn=32, groups=groups)
     assert head.queries.shape == (queries, 16) and head.group_weight.shape == (queries, 16, group_size)

@@ -17,7 +17,6 @@ from .helpers import raises_error
 
 ALL = golden.read_cases('mlgcn')
 CASES = [case for case in ALL if 'kind' not in case]
-NAMES = {'gc1.weight': 'weight1', 'gc2.weight': 'weight2', 'A': None}
 
 
 def counts(adjacency):
@@ -30,13 +29,14 @@ def test_outputs_and_gradients_are_those_of_the_published_code(case):
     head = create_head(
         'ml-gcn', settings['channels'], settings['num_classes'], hidden=settings['hidden'], threshold=settings['t'],
         side_inputs={'class_vectors': inputs['words'], 'cooccurrence': counts(case['adjacency'])})
-    golden.fill(head, case, NAMES)
+    names = golden.names_of('ml-gcn', case)
+    golden.fill(head, case, names)
     x, words = (inputs[name].requires_grad_() for name in ('x', 'words'))
     assert not head.class_vectors.requires_grad
     head.class_vectors = words  # the published code computes their gradient, but does not train them
     logits = head(x)
     golden.same_values(logits, case['outputs']['logits'])
-    golden.same_gradients(head, case, 'logits', logits, NAMES, {'x': x, 'words': words})
+    golden.same_gradients(head, case, 'logits', logits, names, {'x': x, 'words': words})
 
 
 @pytest.mark.parametrize('case', [case for case in ALL if 'checks' not in case], ids=lambda case: case['id'])
@@ -64,6 +64,27 @@ def test_the_diagonal_and_classes_without_images_have_no_edges():
     found = conditional_probabilities(torch.tensor([9, 8, 0]), joint)
     assert found.tolist() == [[0, 4 / 9, 0], [0.5, 0, 0], [0, 0, 0]]
     assert binary_edges(torch.tensor([9, 8, 0]), joint, 0.5).tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize('threshold, neighbor_weight', [(0.4, 0.25), (0.3, 0.25), (0.5, 1.5)])
+def test_threshold_and_weight_of_neighbors_are_those_of_the_equations(threshold, neighbor_weight):
+    torch.manual_seed(0)
+    labels = (torch.rand(40, 5) < torch.tensor([0.2, 0.4, 0.5, 0.5, 0.7])).int().tolist()
+    counts = [sum(row[i] for row in labels) for i in range(5)]
+    joint = [[sum(row[i] * row[j] for row in labels) for j in range(5)] for i in range(5)]
+    edges = [[int(i != j and joint[i][j] / counts[i] >= threshold) for j in range(5)] for i in range(5)]
+    matrix = [[
+        neighbor_weight * edges[i][j] / (sum(row[j] for row in edges) + 1e-6) + (i == j) for j in range(5)]
+        for i in range(5)]
+    sums = [sum(row) for row in matrix]
+    adjacency = torch.tensor(
+        [[matrix[j][i] * sums[i] ** -0.5 * sums[j] ** -0.5 for j in range(5)] for i in range(5)], dtype=torch.float64)
+    head = create_head(
+        'ml-gcn', 8, 5, hidden=6, threshold=threshold, neighbor_weight=neighbor_weight,
+        side_inputs={'class_vectors': torch.randn(5, 7), 'cooccurrence': (counts, joint)}).double()
+    assert 0 < sum(map(sum, edges)) < 20
+    hidden = torch.nn.functional.leaky_relu(adjacency @ head.class_vectors @ head.weight1, 0.2)
+    torch.testing.assert_close(head.class_weights(), adjacency @ hidden @ head.weight2, rtol=1e-9, atol=1e-9)
 
 
 def test_class_weights_are_computed_once_and_need_no_image():

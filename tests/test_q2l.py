@@ -12,20 +12,6 @@ from . import golden
 from .helpers import raises_error
 
 CASES = golden.read_cases('q2l')
-TOP = {
-    'input_proj.weight': 'project.weight', 'input_proj.bias': 'project.bias', 'query_embed.weight': 'queries',
-    'fc.W': 'classifier.weight', 'fc.b': 'classifier.bias', 'transformer.decoder.norm.weight': 'norm.weight',
-    'transformer.decoder.norm.bias': 'norm.bias'}
-
-
-def our_name(name):
-    """'transformer.decoder.layers.1.linear1.bias' is our 'decoder.1.ffn.linear1.bias', for example."""
-    if name in TOP:
-        return TOP[name]
-    _, part, _, index, *rest = name.split('.')
-    prefix = {'linear1': 'ffn.linear1', 'linear2': 'ffn.linear2', 'multihead_attn': 'cross_attn'}
-    prefix['self_attn'] = 'attn' if part == 'encoder' else 'self_attn'
-    return '.'.join((part, index, prefix.get(rest[0], rest[0]), *rest[1:]))
 
 
 @pytest.mark.parametrize('case', CASES, ids=[case['id'] for case in CASES])
@@ -35,7 +21,7 @@ def test_outputs_and_gradients_are_those_of_the_published_code(case):
         'q2l', settings['channels'], settings['num_classes'], dim=settings['hidden_dim'],
         project=settings['keep_input_proj'], heads=settings['nheads'], encoder_layers=settings['enc_layers'],
         decoder_layers=settings['dec_layers'], ffn=settings['dim_feedforward']).eval()
-    names = {name: our_name(name) for name in case['params']}
+    names = golden.names_of('q2l', case)
     golden.fill(head, case, names)
     x = golden.inputs_of(case)['x'].requires_grad_()
     logits = head(x)
@@ -61,31 +47,54 @@ def test_rows_come_before_columns_on_maps_that_are_not_square():
     assert found[0, 1, 4].item() == pytest.approx(math.sin(2 / 3 * 2 * math.pi), abs=1e-5)
 
 
-@pytest.mark.parametrize('self_attention, kept', [
-    ('none', [0, 0, 0]), ('first', [1, 0, 0]), ('other', [0, 1, 1]), ('all', [1, 1, 1])])
-@torch.no_grad()
-def test_decoder_layers_with_self_attention_are_those_of_torch(self_attention, kept):
-    torch.manual_seed(0)
-    head = create_head(
-        'q2l', 8, 4, heads=2, ffn=16, encoder_layers=0, decoder_layers=3, self_attention=self_attention).eval()
-    queries, memory = torch.randn(1, 4, 8), torch.randn(1, 6, 8)
+def attend(layer, query, key, value):
+    query, key, value = (x @ weight.T + bias for x, weight, bias in zip(
+        (query, key, value), layer.in_proj_weight.chunk(3), layer.in_proj_bias.chunk(3)))
+    parts = []
+    for part in torch.arange(query.shape[1]).chunk(layer.heads):
+        scores = query[:, part] @ key[:, part].T / math.sqrt(len(part))
+        parts.append(scores.softmax(dim=1) @ value[:, part])
+    return layer.out_proj(torch.cat(parts, dim=1))
+
+
+def feed_forward(layer, x):
+    return layer.ffn.linear2(layer.ffn.linear1(x).relu())
+
+
+def plain_logits(head, image, kept):
+    """The logits of one image (C, h, w), layer by layer."""
+    memory = head.project(image[None])[0].flatten(1).T
+    position = sine_position(memory.shape[1], *image.shape[1:], memory)
+    for layer in head.encoder:
+        placed = memory + position
+        memory = layer.norm1(memory + attend(layer.attn, placed, placed, memory))
+        memory = layer.norm2(memory + feed_forward(layer, memory))
+    hidden = torch.zeros_like(head.queries)
     for layer, keep in zip(head.decoder, kept):
         assert (layer.self_attn is not None) == (layer.norm1 is not None) == bool(keep)
-        hidden = torch.randn(1, 4, 8)
-        expected = hidden
         if keep:
-            placed = hidden + queries
-            expected = layer.norm1(hidden + torch_attention(layer.self_attn)(placed, placed, hidden)[0])
-        attended = torch_attention(layer.cross_attn)(expected + queries, memory + 1, memory)[0]
-        expected = layer.norm2(expected + attended)
-        expected = layer.norm3(expected + layer.ffn.linear2(layer.ffn.linear1(expected).relu()))
-        torch.testing.assert_close(layer(hidden, queries, memory + 1, memory), expected)
+            placed = hidden + head.queries
+            hidden = layer.norm1(hidden + attend(layer.self_attn, placed, placed, hidden))
+        hidden = layer.norm2(hidden + attend(layer.cross_attn, hidden + head.queries, memory + position, memory))
+        hidden = layer.norm3(hidden + feed_forward(layer, hidden))
+    hidden = head.norm(hidden)
+    return torch.stack([row @ weight for row, weight in zip(hidden, head.classifier.weight)]) + head.classifier.bias
 
 
-def torch_attention(layer):
-    copy = nn.MultiheadAttention(8, 2, batch_first=True).eval()
-    copy.load_state_dict(layer.state_dict())
-    return copy
+@pytest.mark.parametrize('self_attention, kept', [
+    ('none', [0, 0, 0]), ('first', [1, 0, 0]), ('other', [0, 1, 1]), ('all', [1, 1, 1])])
+@pytest.mark.parametrize('channels, encoder_layers', [(8, 0), (6, 2)])
+@torch.no_grad()
+def test_logits_are_those_of_the_layers_one_by_one(self_attention, kept, channels, encoder_layers):
+    torch.manual_seed(0)
+    head = create_head(
+        'q2l', channels, 4, dim=8, heads=2, ffn=12, encoder_layers=encoder_layers, decoder_layers=3,
+        self_attention=self_attention).double().eval()
+    for parameter in head.parameters():
+        parameter.normal_(std=0.5)
+    images = torch.randn(2, channels, 3, 5, dtype=torch.float64)
+    expected = torch.stack([plain_logits(head, image, kept) for image in images])
+    torch.testing.assert_close(head(images), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_sizes_and_first_values():
@@ -106,7 +115,7 @@ def test_sizes_and_first_values():
 def test_wrong_options_get_a_sentence():
     for options in (
             {'dim': 0}, {'heads': 3}, {'project': 'x'}, {'self_attention': 'second'}, {'ffn': 0}, {'dropout': -1},
-            {'encoder_layers': -1}, {'decoder_layers': 0}):
+            {'self_attention': ['all']}, {'encoder_layers': -1}, {'decoder_layers': 0}):
         with raises_error(f"for option '{next(iter(options))}' of head 'q2l', but got"):
             create_head('q2l', 8, 4, **options)
     with raises_error("Expected True or False, and True for a 'dim' other than 8 for option 'project'"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from timm_splicemix.run import class_vectors, side_inputs
+from timm_splicemix.run import side_inputs
 from timm_splicemix.run.class_vectors import embed_class_names, read_class_vectors
 from timm_splicemix.run.side_inputs import count_labels, create_class_vectors, create_side_inputs, vectors_of_labels
 
@@ -91,6 +91,10 @@ def write_npz(path):
     np.savez(path, names=np.array(list(WORDS)), vectors=np.array(list(WORDS.values())))
 
 
+def write_npz_of_bytes(path):
+    np.savez(path, names=np.array(list(WORDS), dtype=bytes), vectors=np.array(list(WORDS.values())))
+
+
 def write_npz_of_words(path):
     np.savez(path, **{word: np.array(vector) for word, vector in WORDS.items()})
 
@@ -110,11 +114,23 @@ def write_safetensors_of_words(path):
 
 @pytest.mark.parametrize('name, write', [
     ('glove.txt', write_glove), ('crawl.vec', lambda path: write_glove(path, header=True)), ('a.npz', write_npz),
-    ('b.npz', write_npz_of_words), ('c.npy', write_npy), ('d.safetensors', write_safetensors),
-    ('e.safetensors', write_safetensors_of_words)])
+    ('b.npz', write_npz_of_words), ('bytes.npz', write_npz_of_bytes), ('c.npy', write_npy),
+    ('d.safetensors', write_safetensors), ('e.safetensors', write_safetensors_of_words)])
 def test_vectors_are_matched_by_name_and_several_words_averaged(tmp_path, name, write):
     write(tmp_path / name)
     assert torch.equal(read_class_vectors(str(tmp_path / name), NAMES), EXPECTED)
+
+
+@pytest.mark.parametrize('content', [
+    'dog\t1\t2\ncat\t3\t4\n', '\ufeffdog 1 2\ncat 3 4\n', '\ndog  1 2 \r\n\r\ncat 3 4', '2 2\ndog 1 2\ncat 3 4\ncat\n'])
+def test_text_files_of_other_programs_are_read(tmp_path, content):
+    (tmp_path / 'words.txt').write_text(content, encoding='utf-8', newline='')
+    assert read_class_vectors(str(tmp_path / 'words.txt'), ['cat', 'dog']).tolist() == [[3., 4.], [1., 2.]]
+
+
+def test_vectors_of_one_number_have_no_header(tmp_path):
+    (tmp_path / 'words.txt').write_text('dog 1\ncat 3\n')
+    assert read_class_vectors(str(tmp_path / 'words.txt'), ['cat', 'dog']).tolist() == [[3.], [1.]]
 
 
 @pytest.mark.parametrize('spelling', ['traffic light', 'traffic_light', 'traffic-light', 'TrafficLight'])
@@ -172,7 +188,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     with raises_error('Expected a file for --class-vectors, but got .*none.txt, which does not exist'):
         read_class_vectors(str(tmp_path / 'none.txt'), ['dog'])
     np.savez(tmp_path / 'two.npz', coco=np.zeros((3, 2)), voc=np.zeros((2, 2)))
-    with raises_error("Expected arrays 'names' and 'vectors', .* but got coco, voc"):
+    with raises_error("Expected 'names' .* and 'vectors', .* but got coco, voc"):
         read_class_vectors(str(tmp_path / 'two.npz'), ['dog'])
     np.savez(tmp_path / 'long.npz', dog=np.zeros(2), cat=np.zeros(3))
     with raises_error(r'Expected vectors of one length .* but got \[2, 3\]'):
@@ -183,6 +199,9 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     np.save(tmp_path / 'code.npy', np.array([{'a': 1}]), allow_pickle=True)
     with raises_error('Cannot read --class-vectors .*code.npy'):
         read_class_vectors(str(tmp_path / 'code.npy'), ['dog'])
+    np.save(tmp_path / 'text.npy', np.array([['a', 'b']]))
+    with raises_error('Cannot read --class-vectors .*text.npy: could not convert string to float'):
+        read_class_vectors(str(tmp_path / 'text.npy'), ['dog'])
     np.save(tmp_path / 'flat.npy', np.zeros(3))
     with raises_error(r'Expected an array of shape \(classes, dimensions\)'):
         read_class_vectors(str(tmp_path / 'flat.npy'), ['dog'])
@@ -236,11 +255,12 @@ def test_labels_give_the_vectors_if_nothing_else_does(monkeypatch, caplog, tmp_p
 
 
 def flags(**kwargs):
-    return argparse.Namespace(**{'head': 'ml-gcn', 'class_vectors': None, 'distributed': False, **kwargs})
+    return argparse.Namespace(**{
+        'head': 'ml-gcn', 'class_vectors': None, 'initial_checkpoint': '', 'distributed': False, **kwargs})
 
 
 def test_a_head_gets_what_it_needs(monkeypatch):
-    monkeypatch.setattr(class_vectors, 'embed_class_names', lambda names: None)
+    monkeypatch.setitem(sys.modules, 'wordllama', None)
     dataset = types.SimpleNamespace(targets=random_targets(classes=3), class_names=NAMES)
     found = create_side_inputs(flags(), dataset, 3)
     assert set(found) == {'class_vectors', 'cooccurrence'}

@@ -9,13 +9,6 @@ from .helpers import raises_error
 from .test_heads import side_inputs
 
 CASES = golden.read_cases('ssgrl')
-NAMES = {
-    'word_semantic.fc_1.weight': 'fc1.weight', 'word_semantic.fc_2.weight': 'fc2.weight',
-    'graph_net.fc_eq4_u.weight': None, 'graph_net.fc_eq4_u.bias': None,  # never used
-    **{f'{theirs}.{kind}': f'{ours}.{kind}' for kind in ('weight', 'bias') for theirs, ours in {
-        'word_semantic.fc_3': 'fc3', 'word_semantic.fc_a': 'fc_a', 'graph_net.fc_eq3_w': 'update_w',
-        'graph_net.fc_eq3_u': 'gates_u', 'graph_net.fc_eq4_w': 'reset_w', 'graph_net.fc_eq5_w': 'state_w',
-        'graph_net.fc_eq5_u': 'state_u', 'fc_output': 'output', 'classifiers': 'classifier'}.items()}}
 
 
 @pytest.mark.parametrize('case', CASES, ids=[case['id'] for case in CASES])
@@ -28,7 +21,8 @@ def test_outputs_and_gradients_are_those_of_the_published_code(case, chunk):
         steps=settings['time_step'], output_dim=settings['output_dim'], pool=settings['avg_pool_2x2_stride_2_first'],
         chunk=chunk, side_inputs={
             'class_vectors': inputs['words'], 'cooccurrence': (torch.ones(len(matrix)), matrix)})
-    golden.fill(head, case, NAMES)
+    names = golden.names_of('ssgrl', case)
+    golden.fill(head, case, names)
     x = inputs['x'].requires_grad_()
     logits = head(x)
     golden.same_values(logits, case['outputs']['logits'])
@@ -36,7 +30,7 @@ def test_outputs_and_gradients_are_those_of_the_published_code(case, chunk):
     golden.same_values(features, case['outputs']['class_features'])
     golden.same_values(head.propagate(features), case['outputs']['graph_output'])
     assert case['grads']['logits']['inputs'].get('words') is None and not head.class_vectors.requires_grad
-    golden.same_gradients(head, case, 'logits', logits, NAMES, {'x': x})
+    golden.same_gradients(head, case, 'logits', logits, names, {'x': x})
 
 
 def test_pooling_is_skipped_for_maps_below_2x2():
@@ -47,6 +41,25 @@ def test_pooling_is_skipped_for_maps_below_2x2():
     for size, same in (((1, 1), True), ((1, 5), True), ((3, 1), True), ((2, 2), False), ((3, 5), False)):
         x = torch.randn(2, 8, *size)
         assert torch.equal(head(x), unpooled(x)) == same
+
+
+@pytest.mark.parametrize('steps', [1, 2, 5])
+@torch.no_grad()
+def test_each_step_of_the_graph_network_is_that_of_the_equations(steps):
+    torch.manual_seed(0)
+    head = create_head('ssgrl', 8, 4, side_inputs=side_inputs(4), steps=steps, hidden=16).double()
+    state = torch.randn(1, 4, 8, dtype=torch.float64)
+    rows = list(state[0])
+    for _ in range(steps):
+        messages = [torch.cat([
+            sum(head.adjacency[i, j] * rows[j] for j in range(4)),
+            sum(head.adjacency[j, i] * rows[j] for j in range(4))]) for i in range(4)]
+        for i, (message, row) in enumerate(zip(messages, list(rows))):
+            update = (head.update_w(message) + head.gates_u(row)).sigmoid()
+            reset = (head.reset_w(message) + head.gates_u(row)).sigmoid()
+            candidate = (head.state_w(message) + head.state_u(reset * row)).tanh()
+            rows[i] = (1 - update) * row + update * candidate
+    torch.testing.assert_close(head.propagate(state)[0], torch.stack(rows), rtol=1e-9, atol=1e-9)
 
 
 def test_the_matrix_has_conditional_probabilities_and_sizes_follow_the_map():

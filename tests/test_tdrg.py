@@ -10,20 +10,6 @@ from . import golden
 from .helpers import raises_error
 
 CASES = golden.read_cases('tdrg')
-OURS = {
-    'transform_28': 'transform_middle', 'transform_14': 'transform_last', 'transform_7': 'transform_small',
-    'trans_classifier': 'trans_classifier', 'constraint_classifier': 'score_map', 'gcn_dim_transform': 'node_transform',
-    'guidance_transform': 'guidance_transform', 'guidance_conv': 'guidance_weight', 'guidance_bn': 'guidance_norm',
-    'matrix_transform': 'matrix', 'forward_gcn.weight': 'graph_weight', 'gcn_classifier': 'graph_classifier'}
-
-
-def our_name(name):
-    module, _, kind = name.rpartition('.')
-    if module in OURS:
-        return f'{OURS[module]}.{kind}'
-    _, _, _, index, *rest = name.split('.')  # transformer.encoder.layers.0
-    prefix = {'linear1': 'ffn.linear1', 'linear2': 'ffn.linear2', 'self_attn': 'attn'}
-    return '.'.join(('encoder', index, prefix.get(rest[0], rest[0]), *rest[1:]))
 
 
 def make_case(case):
@@ -32,7 +18,7 @@ def make_case(case):
         'tdrg', (inputs['x3'].shape[1], inputs['x4'].shape[1]), settings['num_classes'],
         dim=settings['transformer_dim'], graph_dim=settings['gcn_dim'], heads=settings['n_head'],
         layers=settings['encoder_layers'], ffn=settings['ffn'], top=settings['topk_fraction'])
-    names = {name: our_name(name) for name in case['params']}
+    names = golden.names_of('tdrg', case)
     golden.fill(head, case, names)
     return head, names, {name: x.requires_grad_() for name, x in inputs.items()}
 
@@ -86,10 +72,11 @@ def test_four_losses_are_added_and_named():
         torch.testing.assert_close(logits, 0.7 * aux['transformer'] + 0.3 * aux['graph'])
 
 
-@pytest.mark.parametrize('size, positions', [((3, 3), 1), ((3, 5), 1), ((5, 6), 2), ((14, 14), 10)])
-def test_the_largest_scores_are_those_of_at_least_one_position(size, positions):
+@pytest.mark.parametrize('size, top, positions', [
+    ((3, 3), 0.05, 1), ((3, 5), 0.05, 1), ((5, 6), 0.05, 2), ((14, 14), 0.05, 10), ((3, 5), 0.2, 3), ((3, 5), 1., 15)])
+def test_the_largest_scores_are_those_of_at_least_one_position(size, top, positions):
     torch.manual_seed(0)
-    head = create_head('tdrg', (6, 8), 4, dim=8, graph_dim=8)
+    head = create_head('tdrg', (6, 8), 4, dim=8, graph_dim=8, top=top)
     last = torch.randn(2, 8, *size)
     _, aux = head.forward_train((torch.randn(2, 6, 2 * size[0], 2 * size[1]), last))
     expected = head.score_map(last).flatten(2).sort(dim=2, descending=True).values[:, :, :positions].mean(dim=2)

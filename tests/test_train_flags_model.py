@@ -294,6 +294,7 @@ def test_running_statistics_are_distributed_after_an_epoch(data, group, monkeypa
 @shows('head', 'head_kwargs', 'class_vectors')
 def test_a_head_replaces_the_classifier(data, tmp_path):
     assert not has_head(model_of(build(data)))
+    assert not has_head(model_of(build(data, '--head', '', '--gp', 'max')))
     model = model_of(build(data, '--head', 'csra', '--head-kwargs', 'heads=2', 'lam=0.7'))
     assert model.get_classifier().lam == 0.7 and len(model.get_classifier().classifiers) == 2
     words = tmp_path / 'words.txt'

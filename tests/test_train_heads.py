@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from timm_splicemix.analysis.cam import PositionHead
 from timm_splicemix.analysis.cam import main as cam
 from timm_splicemix.args import parse_with_config
 from timm_splicemix.export import main as export
 from timm_splicemix.heads import head_class
+from timm_splicemix.models import create_model
 from timm_splicemix.predict import main as predict
 from timm_splicemix.run.load import load_checkpoint
 from timm_splicemix.run.model import freeze_modules
@@ -21,6 +23,7 @@ from timm_splicemix.train import build_parser, main
 from timm_splicemix.validate import main as validate
 
 from .head_cases import HEADS, PAIRS, make_model, model_of, size_of, small_options
+from .helpers import raises_error
 from .runs import CLASSES, assert_same_weights, flags_of, summary, train, train_command, train_until, weights
 
 CL = ('--splicemix-grids', '2x2', '--splicemix-cl')
@@ -96,7 +99,7 @@ def test_a_head_trains_exports_and_resumes_on_every_family(data, tmp_path, head,
     check_export(folder, tmp_path / 'exported', 'onnx', 'safetensors')
 
 
-def test_a_resumed_run_needs_no_file_of_class_vectors(data, tmp_path, vectors):
+def test_a_resumed_run_needs_no_file_of_class_vectors(data, tmp_path, vectors, capsys):
     flags = [*head_flags('ml-gcn'), '--class-vectors', vectors, '--model-ema']
     whole = train(data, tmp_path, *flags, name='whole')
     stored = weights(whole / 'last.pth.tar')['multilabel_head.class_vectors']
@@ -104,9 +107,46 @@ def test_a_resumed_run_needs_no_file_of_class_vectors(data, tmp_path, vectors):
         np.testing.assert_allclose(stored.numpy(), np.stack([arrays[name] for name in CLASSES]), rtol=1e-6)
     parts = train_until(0, 2, data, tmp_path, *flags, name='parts')
     vectors.unlink()
+    with pytest.raises(SystemExit):
+        main(['--resume', str(parts), '--head-kwargs', 'hidden=16', 'threshold=0.9'])
+    refused = capsys.readouterr().err
+    assert re.search('Expected a checkpoint with --head-kwargs threshold=0.9, but got .* with 0.4', refused)
     main(['--resume', str(parts)])
+    assert 'Class vectors: those of the checkpoint.' in capsys.readouterr().err
     for key in ('state_dict', 'state_dict_ema'):
         assert_same_weights(whole / 'last.pth.tar', parts / 'last.pth.tar', key)
+
+
+def test_an_initial_checkpoint_brings_the_side_inputs_of_its_head(data, tmp_path, vectors, capsys):
+    flags = head_flags('ml-gcn')
+    first = train(data, tmp_path, *flags, '--class-vectors', vectors, name='first')
+    model, _ = load_checkpoint(first)
+    again = train(data, tmp_path, *flags, '--initial-checkpoint', first, '--lr', '0', name='again')
+    buffers = [weights(folder / 'last.pth.tar') for folder in (first, again)]
+    for key in ('class_vectors', 'adjacency'):
+        assert torch.equal(*(found[f'multilabel_head.{key}'] for found in buffers)), key
+    name, kwargs = model_of('resnet', 'ml-gcn')
+    other = create_model(
+        name, **kwargs, num_classes=len(CLASSES), head='ml-gcn', head_kwargs=small_options('ml-gcn'),
+        checkpoint_path=first / 'last.pth.tar')
+    assert torch.equal(other.multilabel_head.class_vectors, model.multilabel_head.class_vectors)
+    for wrong, message in (
+            (('--class-vectors', vectors), 'Expected --class-vectors or --initial-checkpoint, but got both'),
+            (('--head-kwargs', 'hidden=16', 'threshold=0.9'), 'with --head-kwargs threshold=0.9, but got .* with 0.4')):
+        with pytest.raises(SystemExit):
+            main(flags_of(data, tmp_path, *flags, '--initial-checkpoint', first, *wrong, name='wrong'))
+        assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize('head', HEADS)
+def test_activation_maps_need_one_feature_map(head):
+    model = make_model('resnet', head).eval()
+    if head == 'tdrg':
+        with raises_error('Expected a head on one feature map, but got tdrg, which combines 2'):
+            PositionHead.of(model, size_of(head))
+        return
+    features = model.forward_features(torch.randn(1, 3, size_of(head), size_of(head)))
+    assert PositionHead.of(model, size_of(head))(features).shape[:2] == (1, model.num_classes)
 
 
 def test_validate_export_and_maps_work_from_the_checkpoint_alone(data, tmp_path, monkeypatch):
@@ -152,6 +192,8 @@ def test_a_published_model_brings_its_head_unless_flags_set_another(data, tmp_pa
     again = train(data, tmp_path, *model, name='again')
     assert load_checkpoint(again)[0].head_name == 'csra'
     assert load_checkpoint(train(data, tmp_path, *model, '--head', 'add-gcn', name='other'))[0].head_name == 'add-gcn'
+    own = train(data, tmp_path, *model, '--gp', '', name='own')  # as without --gp
+    assert load_checkpoint(own)[0].head_name == 'csra'
     pooled, _ = load_checkpoint(train(data, tmp_path, *model, '--gp', 'max', name='pooled'))
     assert not hasattr(pooled, 'head_name')
     before, after = weights(first / 'last.pth.tar'), pooled.state_dict()
@@ -183,6 +225,8 @@ def test_checkpoints_of_another_head_and_other_poolings_are_refused(data, tmp_pa
     for command, words in (
             (lambda: main(['--resume', str(folder), '--head', 'add-gcn', '--head-kwargs', 'node_dim=16']),
              "Expected a checkpoint with --head 'add-gcn', but got .* with 'csra'"),
+            (lambda: main(['--resume', str(folder), '--head', '', '--head-kwargs']),
+             "Expected a checkpoint with --head '', but got .* with 'csra'"),
             (lambda: validate([*evaluation(folder, data), '--gp', 'max']),
              "Expected a head or global_pool .*, but got head 'csra' and 'max'"),
             (lambda: export([str(folder), '--format', 'onnx', '--test-pool']),

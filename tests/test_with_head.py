@@ -93,8 +93,20 @@ def test_attributes_and_methods_are_those_of_timm(family):
     features = model.forward_features(images)
     assert torch.equal(model.forward_head(features), model(images))
     assert model.forward_head(features, pre_logits=True).shape == (2, model.num_features)
-    model.set_grad_checkpointing(True)
-    model.train().forward_train(images)[0].sum().backward()
+
+
+@pytest.mark.parametrize('head, family', [
+    (head, family) for head, family in PAIRS if head == 'csra' or family == family_of(head)])
+def test_gradients_are_the_same_with_gradient_checkpointing(head, family):
+    gradients = []
+    for checkpointing in (False, True):
+        model = make_model(family, head).eval()  # without dropout
+        model.set_grad_checkpointing(checkpointing)
+        model(images_of(2, head=head)[0].requires_grad_()).sum().backward()
+        gradients.append([part.grad for part in model.parameters() if part.grad is not None])
+    assert len(gradients[0]) == len(gradients[1])
+    for one, other in zip(*gradients):
+        torch.testing.assert_close(one, other)
 
 
 @each_head

@@ -75,6 +75,11 @@ class PositionHead:
             model: A model with timm's interface.
             input_size: Image size: a number, (height, width) or (channels, height, width).
         """
+        head = getattr(model, 'multilabel_head', None)
+        if head is not None and head.num_maps > 1:
+            raise UsageError(
+                f'Expected a head on one feature map, but got {model.head_name}, which combines {head.num_maps}: it '
+                'cannot be applied to single positions.')
         with probing(model):
             try:
                 feature_map, features = run_features(model, input_size)

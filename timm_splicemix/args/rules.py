@@ -80,7 +80,7 @@ def check_train_args(args: argparse.Namespace, parser: CommandParser) -> None:
             raise UsageError(
                 f'Expected a checkpoint or the folder of a run for {_flag(name)}, but got {path}, which is missing.')
     for name in ('gp', 'head_init_std', 'head_init_scale', 'head_init_bias'):
-        if args.head and getattr(args, name) is not None:
+        if args.head and getattr(args, name) not in (None, ''):
             raise UsageError(
                 f"Expected --head or {_flag(name)}, which is for the model's own classifier, but got both.")
     if args.drop_connect is not None and args.drop_path is not None:

@@ -154,7 +154,7 @@ def add_input_args(add: Any) -> None:
     """Add the flags for the shape and normalization of images, by the `add_argument` of a group."""
     add('--num-classes', type=at_least(1), metavar='N', help="number of classes (default: the data set's)")
     add('--gp', metavar='POOL',
-        help="global pooling: max (as in SpliceMix's paper), avg, avgmax, ... (default: the model's own)")
+        help="global pooling: max (as in SpliceMix's paper), avg, avgmax, ... (default, and '': the model's own)")
     add('--img-size', type=at_least(1), metavar='PIXELS',
         help="image height and width; multi-label papers mostly use 448 (default: the model's own)")
     add('--in-chans', type=at_least(1), metavar='N', help="input channels (default: the model's own)")

@@ -90,10 +90,10 @@ def create_head(
         name: A name in `list_heads()`.
         in_channels: Channels of the feature map; a sequence for a head that needs several maps.
         num_classes: Number of classes.
-        side_inputs: By name, what the head needs beside feature maps; others are ignored. 'class_vectors':
-            (num_classes, D) word vectors, whose floating-point type the head keeps for its buffers until it is
-            converted as a whole. 'cooccurrence': a tuple of label counts (num_classes,), images with each class, and
-            joint counts (num_classes, num_classes), images with both classes, whose diagonal is ignored.
+        side_inputs: By name, what the head needs beside feature maps, as tensors or arrays; others are ignored.
+            'class_vectors': (num_classes, D) word vectors, whose floating-point type the head keeps for its buffers
+            until it is converted as a whole. 'cooccurrence': a tuple of label counts (num_classes,), images with each
+            class, and joint counts (num_classes, num_classes), images with both classes, whose diagonal is ignored.
         **kwargs: Options of the head.
     """
     found, options = head_class(name), head_options(name)
@@ -105,8 +105,7 @@ def create_head(
     for key in found.side_inputs:
         if side_inputs.get(key) is None:
             raise UsageError(f"Head '{name}' needs {_MEANING[key]}: pass it as side_inputs[{key!r}].")
-        _check_side_input(name, key, side_inputs[key], num_classes)
-    needed = {key: side_inputs[key] for key in found.side_inputs}
+    needed = {key: _convert_side_input(name, key, side_inputs[key], num_classes) for key in found.side_inputs}
     return found(in_channels, num_classes, **needed, **kwargs)
 
 
@@ -116,22 +115,29 @@ _MEANING = {
 }
 
 
-def _check_side_input(name: str, key: str, value: Any, num_classes: int) -> None:
-    if key == 'class_vectors':
-        tensors, expected = [value], [(num_classes, 'D')]
-    else:
-        tensors, expected = list(value), [(num_classes,), (num_classes, num_classes)]
+def _convert_side_input(name: str, key: str, value: Any, num_classes: int) -> Any:
+    """One tensor, or a tuple of two tensors, of the right shapes."""
+    one = key == 'class_vectors'
+    expected: list[tuple] = [(num_classes, 'D')] if one else [(num_classes,), (num_classes, num_classes)]
+    try:
+        tensors = tuple(torch.as_tensor(part) for part in ([value] if one else value))
+    except (TypeError, ValueError, RuntimeError) as error:
+        found = type(value).__name__
+        raise UsageError(f"Expected {_MEANING[key]} in side_inputs['{key}'], but got {found}: {error}") from error
     shapes = [tuple(tensor.shape) for tensor in tensors]
     fits = len(shapes) == len(expected) and all(
-        len(shape) == len(wanted) and all(size == want or want == 'D' for size, want in zip(shape, wanted))
+        len(shape) == len(wanted) and all(size == want or (want == 'D' and size) for size, want in zip(shape, wanted))
         for shape, wanted in zip(shapes, expected))
-    if key == 'class_vectors' and not value.is_floating_point():
-        raise UsageError(f"Expected floating-point numbers in side_inputs['{key}'], but got {value.dtype}.")
+    if one and not tensors[0].is_floating_point():
+        raise UsageError(f"Expected floating-point numbers in side_inputs['{key}'], but got {tensors[0].dtype}.")
+    if fits and not all(tensor.isfinite().all() for tensor in tensors):
+        raise UsageError(f"Expected finite numbers in side_inputs['{key}'] for head '{name}', but got others.")
     if not fits:
         wanted = ' and '.join(f"({', '.join(map(str, shape))})" for shape in expected)
         raise UsageError(
             f"Expected side_inputs['{key}'] of shape {wanted} for head '{name}' with {num_classes} classes, but got "
             f"{' and '.join(map(str, shapes))}.")
+    return tensors[0] if one else tensors
 
 
 def stored_side_inputs(name: str, state_dict: Mapping[str, torch.Tensor], prefix: str = '') -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Head(nn.Module):
     """
     num_maps = 1  # 2: the maps of strides 16 and 32
     side_inputs: tuple[str, ...] = ()  # names among SIDE_INPUTS
+    stored_options: tuple[str, ...] = ()  # options whose effect is stored in buffers, so that it comes from checkpoints
     supports_cells = True
     cells_reason = ''  # why the head cannot predict parts of feature maps
 

@@ -35,7 +35,7 @@ class CSRA(Head):
 
     def __init__(self, in_channels: int, num_classes: int, *, heads: int = 1, lam: float = 0.1):
         super().__init__(in_channels, num_classes)
-        check_option(heads in TEMPERATURES and heads is not True, 'csra', 'heads', '1, 2, 4, 6 or 8', heads)
+        check_option(type(heads) is int and heads in TEMPERATURES, 'csra', 'heads', '1, 2, 4, 6 or 8', heads)
         check_numbers('csra', lam=lam)
         self.temperatures = TEMPERATURES[heads]
         self.lam = lam

@@ -16,7 +16,7 @@ def conditional_probabilities(label_counts: torch.Tensor, joint_counts: torch.Te
 
 
 def binary_edges(label_counts: torch.Tensor, joint_counts: torch.Tensor, threshold: float) -> torch.Tensor:
-    """ Where the conditional probability is at least a threshold, (C, C) bool.
+    """ Where the conditional probability is at least a threshold, (C, C) bool; with 0 also on the diagonal.
 
     Args:
         label_counts: (C,) images with each class.

@@ -42,7 +42,7 @@ class MLDecoder(Head):
         check_numbers('ml-decoder', maximum=1., dropout=dropout)
         check_heads('ml-decoder', dim, heads, "see option 'dim'")
         groups = min(groups, num_classes)
-        group_size = int(num_classes / groups + 0.999)
+        group_size = -(-num_classes // groups)  # rounded up
         self.embed = nn.Linear(in_channels, dim)
         self.register_buffer('queries', torch.randn(groups, dim))
         self.attn = Attention(dim, heads, dropout)

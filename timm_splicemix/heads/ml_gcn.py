@@ -32,6 +32,7 @@ class MLGCN(Head):
             the p of the paper.
     """
     side_inputs = ('class_vectors', 'cooccurrence')
+    stored_options = ('threshold',)
 
     def __init__(
             self,

@@ -92,7 +92,8 @@ class Q2L(Head):
         check_numbers('q2l', maximum=1., dropout=dropout)
         check_heads('q2l', dim, heads, "set option 'dim' to project the feature map to other channels")
         check_option(dim % 2 == 0, 'q2l', 'dim', 'an even number', dim)
-        check_option(self_attention in _KEPT, 'q2l', 'self_attention', 'none, first, other or all', self_attention)
+        check_option(
+            self_attention in tuple(_KEPT), 'q2l', 'self_attention', 'none, first, other or all', self_attention)
         project = dim != in_channels if project is None else project
         check_option(
             project in (True, False) and (project or dim == in_channels), 'q2l', 'project',

@@ -32,7 +32,8 @@ class SSGRL(Head):
         steps: Number of steps of the graph network.
         output_dim: Channels before the classifier; those of the feature map if None.
         pool: Pool the feature map by 2 x 2 averages first.
-        chunk: Number of classes whose attention is computed at the same time; limits the memory.
+        chunk: Number of classes whose attention is computed at the same time, which limits the memory of
+            evaluation.
     """
     side_inputs = ('class_vectors', 'cooccurrence')
 

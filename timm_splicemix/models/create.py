@@ -15,6 +15,7 @@ from timm.models import (
 from torch import nn
 
 from ..errors import UsageError
+from ..heads import stored_side_inputs
 from .pooling import pool_by_max
 from .with_head import HEAD_PREFIX, add_head
 
@@ -62,7 +63,8 @@ def create_model(
         global_pool: 'max' for the true maximum, other values as in timm, None for the model's default.
         head: Name of a head, see `list_heads()`, or '' for the model's own pooling and classifier.
         head_kwargs: Options of the head.
-        side_inputs: What the head needs beside feature maps, see `create_head`.
+        side_inputs: What the head needs beside feature maps, see `create_head`. With `checkpoint_path`, those of a
+            checkpoint with a head are used instead.
         **timm_kwargs: Further arguments of `timm.create_model`.
 
     Raises:
@@ -117,15 +119,17 @@ def _create_with_head(
     model = _create_timm_model(model_name, pretrained=pretrained, num_classes=0, **timm_kwargs)
     if num_classes is None:
         num_classes = (getattr(model, 'pretrained_cfg', None) or {}).get('num_classes') or 1000
+    weights = load_state_dict(checkpoint) if checkpoint else {}
+    if any(name.startswith(HEAD_PREFIX) for name in weights):
+        side_inputs = stored_side_inputs(head, weights, HEAD_PREFIX)
     add_head(model, head, num_classes, head_kwargs, side_inputs, timm_kwargs.get('img_size'))
     if checkpoint:
-        _load_checkpoint(model, checkpoint)
+        _load_weights(model, weights, checkpoint)
     return model
 
 
-def _load_checkpoint(model: nn.Module, path: Union[str, Path]) -> None:
+def _load_weights(model: nn.Module, weights: dict[str, Any], path: Union[str, Path]) -> None:
     """Load all weights of a file with a head; of another file, the weights of the backbone."""
-    weights = load_state_dict(path)
     if not any(name.startswith(HEAD_PREFIX) for name in weights):
         own = {name: value for name, value in model.state_dict().items() if not name.startswith(HEAD_PREFIX)}
         missing = sorted(own.keys() - weights.keys())

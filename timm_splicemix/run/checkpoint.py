@@ -11,6 +11,7 @@ from torch import nn
 from ..errors import UsageError
 from ..files import atomic_write
 from .read import BEST, KEY, LAST, CheckpointInfo, read_checkpoint
+from .side_inputs import check_stored_options
 
 _logger = logging.getLogger(__name__)
 _RECOVERY = 'recovery-*.pth.tar'
@@ -30,6 +31,8 @@ def check_same_model(state: dict[str, Any], info: CheckpointInfo, path: Path) ->
     head, own_head = (kwargs.get('head', '') for kwargs in (saved.get('model_kwargs', {}), info.model_kwargs))
     if saved and head != own_head:
         raise UsageError(f"Expected a checkpoint with --head '{own_head}', but got {path} with '{head}'.")
+    if head:
+        check_stored_options(head, info.model_kwargs.get('head_kwargs', {}), saved['model_kwargs'], path)
     names = saved.get('class_names')
     if names and info.class_names and list(names) != list(info.class_names):
         raise UsageError(

@@ -2,6 +2,7 @@
 import json
 import logging
 import re
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -26,9 +27,10 @@ def read_class_vectors(path: str, class_names: Sequence[str]) -> torch.Tensor:
     vectors of its words. Files without names contain one row for each class, in the order of the classes.
 
     Args:
-        path: GloVe or fastText vectors as text (.txt, .vec); .npz or .safetensors with 'names' and 'vectors', or with
-            an array for each word; .npz, .safetensors or .npy with one array, for which a text file beside the .npy
-            may list the names.
+        path: GloVe or fastText vectors as text (.txt, .vec); .npz with the arrays 'names' and 'vectors';
+            .safetensors with the tensor 'vectors' and a JSON list of names as metadata 'names'; .npz or .safetensors
+            with an array for each word; .npz, .safetensors or .npy with one array, for which a text file beside the
+            .npy may list the names.
         class_names: Names of the classes.
 
     Returns:
@@ -43,6 +45,7 @@ def read_class_vectors(path: str, class_names: Sequence[str]) -> torch.Tensor:
     wanted = {word for name in class_names for words in (_whole(name), _words(name)) for word in words}
     try:
         names, vectors = reader(file, wanted)
+        vectors = np.asarray(vectors, dtype=np.float32)
     except (EOFError, OSError, SafetensorError, ValueError) as error:  # UsageError is a ValueError
         if isinstance(error, UsageError):
             raise
@@ -52,11 +55,11 @@ def read_class_vectors(path: str, class_names: Sequence[str]) -> torch.Tensor:
             raise UsageError(
                 f'Expected a row for each of {len(class_names)} classes in --class-vectors {path}, which has no names, '
                 f'but got {len(vectors)} rows.')
-        found = np.asarray(vectors)
+        found = vectors
         _logger.info(f'{path} has no names of classes: its rows are used in the order of the classes.')
     else:
         found = _match(dict(zip(names, vectors)), class_names, path)
-    found = torch.from_numpy(np.array(found, dtype=np.float32))
+    found = torch.from_numpy(np.array(found))
     if found.ndim != 2 or not found.shape[1] or not found.isfinite().all():
         raise UsageError(f'Expected vectors of finite numbers in --class-vectors {path}.')
     return found
@@ -128,14 +131,16 @@ def _read_text(path: Path, wanted: set[str]) -> tuple[list[str], list[np.ndarray
     with open_regular(path) as file:
         for number, line in enumerate(file):
             if dimensions is None:
-                fields = len(line.split())
-                if number == 0 and fields == 2:  # fastText: numbers of words and dimensions
+                line = line.removeprefix(BOM_UTF8)
+                fields = line.split()
+                is_header = number == 0 and len(fields) == 2 and all(field.isdigit() for field in fields)
+                if is_header or not fields:  # fastText: numbers of words and dimensions
                     continue
-                dimensions = fields - 1
-            word, _, values = line.partition(b' ')
+                dimensions = len(fields) - 1
+            word, *values = line.split(None, 1) or [b'']
             if word.lower() not in wanted_bytes:
                 continue
-            values = values.split()
+            values = values[0].split() if values else []
             if len(values) == dimensions:  # some words of GloVe contain spaces
                 found[word.decode('utf-8', errors='replace')] = np.array(values, dtype=np.float32)
     if not dimensions:
@@ -158,7 +163,8 @@ def _read_npy(path: Path, wanted: set[str]) -> tuple[Optional[list[str]], np.nda
 
 def _read_npz(path: Path, wanted: set[str]) -> tuple[Optional[list[str]], Sequence[np.ndarray]]:
     with np.load(path, allow_pickle=False) as arrays:
-        return _choose(path, dict(arrays), arrays.get(_NAMES))
+        names = arrays.get(_NAMES)
+        return _choose(path, dict(arrays), None if names is None else names.astype(str))  # bytes, too
 
 
 def _read_safetensors(path: Path, wanted: set[str]) -> tuple[Optional[list[str]], Sequence[np.ndarray]]:
@@ -181,8 +187,8 @@ def _choose(
     if len(arrays) == 1:
         return None, next(iter(arrays.values()))
     raise UsageError(
-        f"Expected arrays '{_NAMES}' and '{_VECTORS}', one array for each word, or a single array in --class-vectors "
-        f'{path}, but got {_list(list(arrays)) or "none"}.')
+        f"Expected '{_NAMES}' (metadata in .safetensors) and '{_VECTORS}', one array for each word, or a single array "
+        f'in --class-vectors {path}, but got {_list(list(arrays)) or "none"}.')
 
 
 def _check_length(path: Path, names: Sequence[str], vectors: np.ndarray) -> None:

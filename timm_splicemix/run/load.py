@@ -260,7 +260,7 @@ def load_from_flags(
     config = {name: getattr(args, name) for name in ('crop_pct', 'crop_mode', 'mean', 'std', 'interpolation')}
     model_kwargs = {
         'num_classes': args.num_classes,
-        'global_pool': args.gp,
+        'global_pool': args.gp or None,
         'in_chans': args.input_size[0] if args.input_size else args.in_chans,
         'img_size': tuple(args.input_size[1:]) if args.input_size else args.img_size,
         **getattr(args, 'model_kwargs', {}),

@@ -115,7 +115,7 @@ def build_model(
     """Create the model (None classes: its default number), and return the arguments that rebuild it, too."""
     size = tuple(args.input_size[1:]) if args.input_size else args.img_size and (args.img_size, args.img_size)
     in_chans = args.input_size[0] if args.input_size else args.in_chans or 3
-    kwargs = {'in_chans': in_chans, 'num_classes': num_classes, 'global_pool': args.gp, **args.model_kwargs}
+    kwargs = {'in_chans': in_chans, 'num_classes': num_classes, 'global_pool': args.gp or None, **args.model_kwargs}
     if args.head:
         kwargs.update(head=args.head, head_kwargs=args.head_kwargs)
     cfg = get_pretrained_cfg(args.model)

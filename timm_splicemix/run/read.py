@@ -201,7 +201,7 @@ def read_info(state: dict[str, Any], path: Path) -> Optional[CheckpointInfo]:
     if not isinstance(name, str):
         return None
     in_chans = args['input_size'][0] if args.get('input_size') else args.get('in_chans')
-    kwargs = {'num_classes': args.get('num_classes'), 'global_pool': args.get('gp'), 'in_chans': in_chans}
+    kwargs = {'num_classes': args.get('num_classes'), 'global_pool': args.get('gp') or None, 'in_chans': in_chans}
     kwargs = {**kwargs, **(args.get('model_kwargs') or {})}
     return CheckpointInfo(
         name, {key: value for key, value in kwargs.items() if value is not None}, multi_label=False,

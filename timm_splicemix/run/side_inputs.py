@@ -1,15 +1,17 @@
 """ What heads need beside feature maps: co-occurrence of training labels, and class vectors """
 import argparse
 import logging
+from pathlib import Path
 from typing import Any, Callable, Optional, Sequence
 
 import torch
 from timm.models import clean_state_dict
 
 from ..errors import UsageError
-from ..heads import head_class, stored_side_inputs
+from ..heads import head_class, head_options, stored_side_inputs
 from ..models import HEAD_PREFIX
 from .class_vectors import embed_class_names, read_class_vectors
+from .read import KEY, best_checkpoint, read_checkpoint
 
 _logger = logging.getLogger(__name__)
 _MAX_DIMENSIONS = 300  # of vectors from labels
@@ -38,7 +40,20 @@ def create_side_inputs(
         raise UsageError(f'Expected a head that uses --class-vectors, but got --head {args.head}: leave it out.')
     if not needed:
         return None
-    if resumed is not None and any(name.startswith(HEAD_PREFIX) for name in resumed['state_dict']):
+    if resumed is None and args.initial_checkpoint:
+        path = best_checkpoint(args.initial_checkpoint)
+        initial = read_checkpoint(path)
+        if _has_head(initial):
+            saved = initial.get(KEY, {}).get('info', {}).get('model_kwargs', {})
+            check_stored_options(args.head, args.head_kwargs, saved, path)
+            if args.class_vectors:
+                raise UsageError(
+                    f'Expected --class-vectors or --initial-checkpoint, but got both: the head of {path} has class '
+                    'vectors, which it was trained with. Leave out --class-vectors.')
+            resumed = initial
+    if resumed is not None and _has_head(resumed):
+        if 'class_vectors' in needed:
+            _logger.info('Class vectors: those of the checkpoint.')
         return stored_side_inputs(args.head, clean_state_dict(resumed['state_dict']), HEAD_PREFIX)
     targets = getattr(dataset, 'targets', None)
     names = getattr(dataset, 'class_names', None) or [str(index) for index in range(num_classes or 0)]
@@ -55,6 +70,28 @@ def create_side_inputs(
         return {name: found[name] for name in needed}
 
     return on_primary(create, args.distributed)
+
+
+def _has_head(checkpoint: dict[str, Any]) -> bool:
+    return any(name.startswith(HEAD_PREFIX) for name in clean_state_dict(checkpoint['state_dict']))
+
+
+def check_stored_options(head: str, options: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
+    """ Refuse other values of the options that the side inputs in a checkpoint were computed with.
+
+    Args:
+        head: Name of the head.
+        options: Options of this run.
+        saved: `model_kwargs` of the checkpoint; another head in it is refused elsewhere.
+        path: Path of the checkpoint.
+    """
+    if saved.get('head') != head:
+        return
+    for option in head_class(head).stored_options:
+        mine, other = ({**head_options(head), **found}[option] for found in (options, saved.get('head_kwargs') or {}))
+        if mine != other:
+            raise UsageError(
+                f'Expected a checkpoint with --head-kwargs {option}={mine}, but got {path} with {other}.')
 
 
 def on_primary(create: Callable[[], Any], distributed: bool) -> Any:
