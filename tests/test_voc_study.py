@@ -86,7 +86,7 @@ def test_every_first_seed_comes_before_any_second_and_main_arms_come_first():
     assert [name for name, _ in runs[:4]] == main
     assert [run for run in runs if run[1]] == [(name, seed) for seed in (1, 2) for name in main]
     assert len(runs) == len(set(runs)) == 20 + 8
-    assert {name for name, _ in runs} == set(arms.ARMS) - {'splicemix-1x2', 'splicemix-cl-no-detach'}
+    assert {name for name, _ in runs} == {name for name, arm in arms.ARMS.items() if arm.seeds}
 
 
 def test_arms_and_seeds_can_be_chosen():
@@ -104,8 +104,9 @@ def test_every_arm_is_a_command_of_train_and_differs_only_in_its_own_flags():
     for arm in arms.ARMS.values():
         args = vars(parser.parse_args([*recipe.flags(), *arm.flags, *arms.seed_flags(arm, 1)]))
         assert args['seed'] == 1 and args['train_split'] == 'train-only' and args['val_split'] == 'val'
-        assert args['freeze_bn'] and args['gp'] == 'max' and args['opt'] == 'momentum' and args['lr'] == 0.05
-        assert arm.reference in arms.ARMS and arms.ARMS[arm.reference].reference == arm.reference
+        assert args['freeze_bn'] and args['gp'] == ('' if args['head'] else 'max')
+        first = arms.ARMS[arms.ARMS[arm.reference].reference]  # of at most two steps
+        assert first.reference == first.name and first.name.endswith('baseline')
         given[arm.name] = args
     assert len({str(args) for args in given.values()}) == len(given)
     for name, args in given.items():

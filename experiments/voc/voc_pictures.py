@@ -3,7 +3,7 @@ import statistics
 from pathlib import Path
 
 import torch
-from voc_arms import ARMS
+from voc_arms import ARMS, HEADS_GROUP
 from voc_results import GROUPS, MAIN, Report
 
 from timm_splicemix import draw
@@ -13,15 +13,15 @@ from timm_splicemix.metrics import average_precision
 
 def draw_curves(report: Report, path: Path) -> bool:
     """Draw the mAP over epochs: the mean of each arm, and its seeds in a lighter color."""
-    begun = {run.arm.reference for run in report.runs if run.scored_rows}
-    groups = [reference for reference in GROUPS if reference in begun]
+    begun = {run.arm.group for run in report.runs if run.scored_rows}
+    groups = [group for group in GROUPS if group in begun and group != HEADS_GROUP]  # too many arms for one picture
     pyplot = load_pyplot() if groups else None
     if pyplot is None:
         return False
     figure, panels = pyplot.subplots(
         1, len(groups), figsize=(1 + 5.5 * len(groups), 4.2), layout='constrained', squeeze=False)
-    for axes, reference in zip(panels[0], groups):
-        for number, arm in enumerate(report.arms(reference)):
+    for axes, group in zip(panels[0], groups):
+        for number, arm in enumerate(report.arms(group)):
             runs = [run for run in report.runs if run.arm.name == arm.name and run.scored_rows]
             if not runs:
                 continue
@@ -33,7 +33,7 @@ def draw_curves(report: Report, path: Path) -> bool:
             furthest = [run.curve() for run in runs if run.scored_epochs() == epochs]
             mean = [statistics.mean(values) for values in zip(*furthest)]
             axes.plot(epochs, mean, color=color, marker='.', label=arm.title)
-        axes.set(title=GROUPS[reference], xlabel='epoch', ylabel='mAP on val in %')
+        axes.set(title=group, xlabel='epoch', ylabel='mAP on val in %')
         axes.locator_params(axis='x', integer=True)
         axes.grid(alpha=0.3)
         axes.legend(fontsize='small')

@@ -12,8 +12,7 @@ from timm_splicemix.files import atomic_write
 from timm_splicemix.results import Scores
 from timm_splicemix.run.compare import draw_samples, interval, sampled_map
 
-GROUPS = {  # the rule keeps 40 % of the labels of COCO, where it comes from
-    'baseline': 'All labels', '40-baseline': 'Labels by the rule "40 %"', 'single-baseline': 'One label of each image'}
+GROUPS = tuple(dict.fromkeys(arm.group for arm in ARMS.values()))
 MAIN = ('baseline', 'splicemix', 'splicemix-cl', 'baseline-more')
 NUM_SAMPLES = 1000
 
@@ -60,32 +59,31 @@ class Report:
         mine, others = self.finished(arm.name), self.finished(arm.reference)
         return [(mine[seed], others[seed]) for seed in mine if seed in others]
 
-    def arms(self, reference: str) -> list[Arm]:
+    def arms(self, group: str) -> list[Arm]:
         """Arms of a group that have at least one run."""
         begun = {run.arm.name for run in self.runs}
-        return [arm for arm in ARMS.values() if arm.name in begun and arm.reference == reference]
+        return [arm for arm in ARMS.values() if arm.name in begun and arm.group == group]
 
     def text(self) -> str:
         """All tables, in Markdown."""
         if not self.runs:
             return 'No runs yet.'
-        parts = [self._table(reference) for reference in GROUPS if self.arms(reference)]
+        parts = [self._table(group) for group in GROUPS if self.arms(group)]
         parts += [part for part in (self._size_table(), self._unfinished()) if part]
         return '\n\n'.join(parts)
 
-    def _table(self, reference: str) -> str:
-        arms = self.arms(reference)
+    def _table(self, group: str) -> str:
         lines = [
-            f'### {GROUPS[reference]}', '',
+            f'### {group}', '',
             '| arm | seeds | epochs | **mAP, last epoch** | each seed | mAP, best epoch | CF1 | OF1 | '
             'gain in mAP | 95 % interval | paper |',
             '|---|---|---|---|---|---|---|---|---|---|---|']
-        for arm in arms:
+        for arm in self.arms(group):
             runs = list(self.finished(arm.name).values())
             begun = [run for run in self.runs if run.arm.name == arm.name]
             last = [run.curve()[-1] for run in runs]
             gains = [mine.curve()[-1] - other.curve()[-1] for mine, other in self.pairs(arm)]
-            is_reference = arm.name == reference
+            is_reference = arm.name == arm.reference
             bounds = None if is_reference else self.interval(arm)
             lines.append('| ' + ' | '.join([
                 arm.title, f'{len(runs)} of {len(begun)}',
