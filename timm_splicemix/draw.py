@@ -47,14 +47,16 @@ def load_pyplot() -> Optional[ModuleType]:
 
 
 def save_figure(figure: Any, path: Union[str, Path]) -> None:
-    """Write a matplotlib figure in the format of its suffix, and close it."""
+    """Write a matplotlib figure in the format of its suffix, and close it, also if it cannot be written."""
     if Path(path).suffix.lower().lstrip('.') not in figure.canvas.get_supported_filetypes():
         raise UsageError(f"Expected a file name that ends in a format for plots, such as .png, but got '{path}'.")
     _set_fonts(figure)
-    with atomic_write(path) as temporary, warnings.catch_warnings():
-        warnings.filterwarnings('ignore', 'Glyph .* missing', UserWarning)  # logged by find_fonts
-        figure.savefig(temporary, dpi=110)
-    load_pyplot().close(figure)
+    try:
+        with atomic_write(path) as temporary, warnings.catch_warnings():
+            warnings.filterwarnings('ignore', 'Glyph .* missing', UserWarning)  # logged by find_fonts
+            figure.savefig(temporary, dpi=110)
+    finally:
+        load_pyplot().close(figure)
 
 
 def _set_fonts(figure: Any) -> None:
