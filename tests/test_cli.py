@@ -41,7 +41,7 @@ def test_help_lists_each_command_in_one_line(argv, commands, capsys):
 
 @pytest.mark.parametrize('argv, message', [
     (['trian'], "unknown command 'trian': did you mean 'train'?"),
-    (['zzz'], "unknown command 'zzz': expected one of train, validate, "),
+    (['zzz'], "unknown command 'zzz': expected one of quickstart, train, validate, "),
     (['--dataset', 'csv'], "unknown command '--dataset': "),
     (['analysis', 'low-resolutoin'], "unknown command 'low_resolutoin': did you mean 'low_resolution'?"),
 ])

@@ -22,7 +22,7 @@ TEXTS = {path.name: path.read_text(encoding='utf-8') for path in (
 PICTURE = 'docs/splicemix.png'
 SCRIPTS = ('train.py', 'validate.py')
 PARSERS = {'train.py': train.build_parser, 'validate.py': validate.build_parser}
-README, DATA = TEXTS['README.md'], TEXTS['data.md']
+README, DATA, TRAINING = TEXTS['README.md'], TEXTS['data.md'], TEXTS['training.md']
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.MULTILINE | re.DOTALL)
 # Each command takes seconds to start, so those of the longer documents are slow tests.
 SLOW = ('analysis.md', 'evaluation.md', 'training.md', 'tutorial.md')
@@ -109,7 +109,7 @@ def check_labels(folder, language, code):
 def test_the_table_of_flags_is_that_of_the_parser():
     parser = CommandParser()
     tsm.add_splicemix_args(parser)
-    documented = dict(re.findall(r'^\| `(--[\w-]+)` \| `([^`]+)`', README, flags=re.MULTILINE))
+    documented = dict(re.findall(r'^\| `(--splicemix-[\w-]+)` \| `([^`]+)`', TRAINING, flags=re.MULTILINE))
     expected = {action.option_strings[0]: str(action.default) or "''" for action in parser.flags.values()}
     assert documented == expected
 

@@ -20,6 +20,7 @@ from timm_splicemix.mix import (
     SpliceMix,
     SpliceRecord,
     SpliceWith,
+    auto,
 )
 from timm_splicemix.models import create_model
 from timm_splicemix.task import SpliceMixTask
@@ -388,6 +389,38 @@ def test_consistency_learning_needs_all_regular_images_in_the_batch(mixer, messa
         SpliceMixTask(tiny_model(), BCE, mixer, consistency_weight=1.)
     assert '\n' not in str(error.value)
     SpliceMixTask(tiny_model(), BCE, mixer)  # fine without
+
+
+def cl_warnings(caplog, grids, size, model=None, weight=1., verbose=True):
+    caplog.clear()
+    SpliceMixTask(model or tiny_model(), BCE, SpliceMix(grids), weight, input_size=(3, *size), verbose=verbose)
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_consistency_learning_warns_about_cells_of_few_positions(caplog, monkeypatch):
+    limit = max(auto.CL_WARNS_BELOW, 2)  # also if the warning is switched off
+    monkeypatch.setattr(auto, 'CL_WARNS_BELOW', limit)
+    few, enough = 2 * (2 * limit - 1), 4 * limit  # the model has a stride of 2
+    line, = cl_warnings(caplog, '1x1,1x2,2x2@0.4', (few, enough))
+    side = (2 * limit - 1) // 2
+    assert f'map of {few // 2} x {enough // 2} (1x2: {side} x {enough // 2}, 2x2: {side} x {enough // 4}), ' in line
+    assert '--splicemix-grids' not in line  # the largest cells are among them
+    assert cl_warnings(caplog, '1x2,2x2', (enough, enough)) == []
+    line, = cl_warnings(caplog, '1x2,2x2,2x3', (enough, enough))
+    assert f'(2x3: {limit} x {2 * limit // 3})' in line and '\n' not in line
+    for way_out in ('--img-size', 'output_stride=16', '--splicemix-grids 1x2', 'leave out --splicemix-cl', 'when.md'):
+        assert way_out in line
+    assert cl_warnings(caplog, '2x2', (few, few), weight=0.) == []
+    assert cl_warnings(caplog, '2x2', (few, few), verbose=False) == []  # another process logs it
+    monkeypatch.setattr(auto, 'CL_WARNS_BELOW', 1)  # off
+    assert cl_warnings(caplog, '2x2', (few, few)) == []
+
+
+def test_the_warning_about_tokens_has_no_stride(caplog, monkeypatch):
+    monkeypatch.setattr(auto, 'CL_WARNS_BELOW', 6)
+    model = create_model('test_vit', num_classes=5, global_pool='max', embed_dim=16, depth=1, num_heads=2)
+    line, = cl_warnings(caplog, '2x2', (160, 160), model)
+    assert 'map of 10 x 10 (2x2: 5 x 5)' in line and 'output_stride' not in line
 
 
 def test_invalid_settings_are_refused_before_training():

@@ -8,13 +8,16 @@ import time
 import pytest
 import torch
 
+from tests.analyses import random_scores, write_result
 from tests.conftest import REPOSITORY
+from tests.helpers import rng
 from tests.test_voc import make_voc
 
 FOLDER = REPOSITORY / 'experiments' / 'when'
 sys.path.append(str(FOLDER))
 
-import lists  # noqa: E402 - found by the line above
+import keep_quickstart  # noqa: E402 - found by the line above
+import lists  # noqa: E402
 import plan  # noqa: E402
 import queue_runs  # noqa: E402
 import report  # noqa: E402
@@ -156,14 +159,43 @@ def test_report_pairs_seeds_and_uses_the_chosen_rate(tmp_path, capsys):
     for result in results:
         (tmp_path / result['name']).mkdir()
         (tmp_path / result['name'] / 'result.json').write_text(json.dumps(result))
-    report.main(['--records', str(tmp_path / 'records'), '--output', str(tmp_path)])
+    report.main([
+        '--records', str(tmp_path / 'records'), '--output', str(tmp_path), '--voc-records', str(tmp_path / 'none')])
     text = capsys.readouterr().out
     assert '**0.004: 100.0**' in text
     row = next(line for line in text.splitlines() if '12x12 map | 400 |' in line)
     assert '80.5 ± 0.7 | +2.5 ± 0.7 (+2.5 to +2.5)' in row
-    assert '0.040 ± 0.000' in row
+    assert row.endswith('| 0.100 | 0.140 | 1.4 ± 0.0 |')
     assert 'SpliceMix, gap above' in text
     assert 'right in 7 of 8 pairs' in text
+
+
+def test_runs_of_the_quickstart_are_kept_and_reported(tmp_path, capsys):
+    targets = (torch.rand(40, 3, generator=rng()) < 0.5).to(torch.int8)
+    folder = tmp_path / 'images200-epochs70-seed4'
+    for number, arm in enumerate(plan.ARMS):
+        for place in keep_quickstart.PLACES:
+            write_result(folder / arm / place, random_scores(targets, 'abc', number))
+        (folder / arm / 'summary.csv').write_text('epoch,train_task_loss,eval_loss,eval_mAP\n0,0.1,0.2,60\n')
+        (folder / arm / 'args.yaml').write_text('epochs: 70\nseed: 4\nlr: 0.004\n')
+    flags = ['--records', str(tmp_path / 'records')]
+    for _ in range(2):
+        keep_quickstart.main([str(folder), *flags])
+    assert capsys.readouterr().out.splitlines() == [
+        *(f'quickstart-70-200-{arm}-seed4-lr0.004' for arm in plan.ARMS), 'No new runs.']
+    report.main([*flags, '--voc-records', str(tmp_path)])
+    mAPs = [
+        json.loads((folder / arm / 'val' / 'results.json').read_text())['metrics']['mAP']
+        for arm in ('plain', 'splicemix')]
+    row = next(line for line in capsys.readouterr().out.splitlines() if 'quickstart, 70 epochs' in line)
+    assert row.startswith(f'| quickstart, 70 epochs | 200 | 1 | {mAPs[0]:.1f} | {mAPs[1] - mAPs[0]:+.1f} (')
+
+
+def test_report_has_the_runs_of_the_voc_study(tmp_path, capsys):
+    report.main(['--records', str(tmp_path)])
+    row = next(line for line in capsys.readouterr().out.splitlines() if 'VOC study, 224 px, 20 epochs' in line)
+    mAP = '85.1 ± 0.2 | +1.1 ± 0.4 | +0.5'  # as in its RESULTS.md
+    assert row == f'| VOC study, 224 px, 20 epochs | 2,500 | 2 / 2 / 1 | {mAP} | 0.025 | 0.079 | 3.2 ± 0.1 |'
 
 
 def test_threshold_separates_gains_from_losses():

@@ -1,4 +1,5 @@
 """ timm's scripts with our flags: a script of our own with the same names and, with TIMM_SCRIPTS, those of a clone """
+import functools
 import hashlib
 import json
 import logging
@@ -110,6 +111,18 @@ def test_a_run_equals_that_of_our_own_command(scripts, data, tmp_path, flags):
         assert float(other['train_loss']) == pytest.approx(float(own['train_loss']), rel=1e-6)
         for name in ('loss', 'mAP', *METRICS):
             assert other[f'eval_{name}'] == own[f'{prefix}{name}'], name
+
+
+def test_auto_grids_are_chosen_and_saved(scripts, data, tmp_path):
+    flags = ('--splicemix-grids', 'auto', '--epochs', '1', '--gp', 'max', '--img-size', '96')
+    ours, theirs = (make(data, tmp_path, *flags, name=name) for make, name in (
+        (train, 'ours'), (functools.partial(with_timm, scripts), 'theirs')))
+    assert_same_weights(ours / 'last.pth.tar', theirs / 'last.pth.tar')
+    expected = yaml.safe_load((ours / 'args.yaml').read_text())['splicemix_grids']
+    assert '1x2' in expected
+    settings = yaml.safe_load((theirs / 'args.yaml').read_text())
+    assert settings['splicemix_grids'] == expected and settings['img_size'] == 96
+    assert read_checkpoint(theirs / 'last.pth.tar')['args'].splicemix_grids == expected
 
 
 def test_a_resumed_run_equals_the_run_that_was_not_interrupted(scripts, data, tmp_path):

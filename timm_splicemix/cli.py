@@ -8,6 +8,7 @@ from . import __version__
 
 # A command is a module with `main(argv)`, which is imported only when it runs.
 COMMANDS = {
+    'quickstart': 'train small models with and without SpliceMix, and compare them',
     'train': 'train a model',
     'validate': 'evaluate a checkpoint on a data set',
     'predict': 'predict the labels of images',

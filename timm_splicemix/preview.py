@@ -26,6 +26,7 @@ from .draw import check_image_name, draw_batch, save_image
 from .errors import UsageError
 from .mix import SpliceMix, parse_grids
 from .run.datasets import split_kwargs
+from .run.grids import set_auto_grids
 
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -48,8 +49,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parse_args(argv)
     setup_logging()
     check_image_name(args.output)
-    parse_grids(args.splicemix_grids or '1x1')  # an error in the grids comes before the data set is read
     size = (args.img_size, args.img_size)
+    set_auto_grids(args, size)
+    parse_grids(args.splicemix_grids or '1x1')  # an error in the grids comes before the data set is read
     transform = v2.Compose([v2.PILToTensor(), v2.RGB(), v2.Resize(size, antialias=True)])
     dataset = create_dataset(transform=transform, **split_kwargs(args, args.split))
     samples = _choose(dataset, args.batch_size, args.seed)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .errors import UsageError
 from .loss import ConsistencyLoss, ignores_unknown
-from .mix import Plan, as_mixer
+from .mix import Grid, Plan, SpliceMix, as_mixer, cell_size, coarse_grids
 from .models import FeatureMap, check_consistency, classifier_parameters, has_head
 
 _logger = logging.getLogger(__name__)
@@ -143,6 +143,23 @@ def _with_prefix(spec: Any) -> Any:
     return spec
 
 
+def _warn_about_coarse_cells(mixer: SpliceMix, feature_map: FeatureMap) -> None:
+    """Log one line if cells have few positions on the feature map, which SpliceMix-CL cuts into cells."""
+    height, width = size = feature_map.grid
+    coarse = coarse_grids(mixer.grids, size)
+    if not coarse:
+        return
+    cells = ', '.join('{}x{}: {} x {}'.format(grid.rows, grid.cols, *cell_size(grid, size)) for grid in coarse)
+    ways_out = ['larger images (--img-size)']
+    if feature_map.layout == 'NCHW':
+        ways_out.append('a finer feature map (--model-kwargs output_stride=16, if the model supports it)')
+    if not coarse_grids([Grid(1, 2)], size):
+        ways_out.append('larger cells (--splicemix-grids 1x2)')
+    _logger.warning(
+        f'SpliceMix-CL predicts cells of few positions on the feature map of {height} x {width} ({cells}), which also '
+        f'depend on the cells beside them. Use {", ".join(ways_out)}, or leave out --splicemix-cl; see docs/when.md.')
+
+
 class SpliceMixTask(TrainingTask):
     """ Train a model on mixed batches, optionally with consistency learning.
 
@@ -202,6 +219,8 @@ class SpliceMixTask(TrainingTask):
         if self.verbose:
             consistency = f', consistency weight {consistency_weight:g}' if consistency_weight else ''
             _logger.info(f'{type(self).__name__}: {name}, {mixer or "no mixing"}{consistency}')
+            if isinstance(mixer, SpliceMix) and self.trainable_module.feature_map is not None:
+                _warn_about_coarse_cells(mixer, self.trainable_module.feature_map)
 
     def set_step(self, epoch: int, step: int) -> None:
         """ Set the step that the mixer draws for next.

@@ -36,6 +36,7 @@ from .run.factory import (
     create_task,
     create_training_step,
 )
+from .run.grids import set_auto_grids
 from .run.machine import describe_machine, set_up_device
 from .run.model import create_model_and_info, freeze_modules
 from .run.optimizer import create_optimizer, learning_rate
@@ -109,6 +110,8 @@ def create_run(
     loaders = create_loaders(args, train_set, val_set, info.data_config, step)
 
     # Task: mix -> model -> head -> loss
+    settings['splicemix_grids'] = set_auto_grids(
+        args, info.data_config['input_size'], model, checkpoint and checkpoint[1])
     mixer = create_mixer(args, num_classes=model.num_classes, seed=args.seed, class_names=info.class_names)
     criterion = create_criterion(args, multi_label, model.num_classes, train_set)
     task = create_task(args, model, criterion, mixer, info.data_config['input_size'], step)

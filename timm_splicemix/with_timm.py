@@ -35,6 +35,7 @@ from .args import (
     check_train_args,
     check_validate_args,
     command,
+    dump_args,
     map_defaults,
     map_label_defaults,
 )
@@ -47,7 +48,9 @@ from .data import (
     write_partition,
 )
 from .errors import UsageError
+from .files import read_yaml, write_text
 from .loss import binary_cross_entropy, union_cross_entropy
+from .mix import is_auto
 from .results import format_metrics
 from .run.datasets import create_dataset_from_flags, create_datasets, is_multi_label
 from .run.engine import evaluate
@@ -61,6 +64,7 @@ from .run.factory import (
     create_train_loader,
     create_training_step,
 )
+from .run.grids import set_auto_grids
 from .run.load import load_from_flags, transform_model
 from .run.machine import set_seed, set_up_device
 from .run.model import create_model_and_info, freeze_modules, set_training
@@ -140,6 +144,7 @@ class TrainScript:
         self.step = create_training_step(args, torch.device(args.device))
         resumed = read_checkpoint(args.resume) if args.resume and Path(args.resume).is_file() else None
         model, self.info = create_model_and_info(args, self.train_set, self.step, resumed)
+        self.script_args.splicemix_grids = set_auto_grids(args, self.info.data_config['input_size'], model, resumed)
         self.frozen = freeze_modules(model, args.freeze)
         return model
 
@@ -197,10 +202,20 @@ class TrainScript:
         if self.task.mixer is not None:
             off_epoch = args.splicemix_off_epoch or args.mixup_off_epoch
             self.task.mixer.mixup_enabled = not off_epoch or epoch < off_epoch
-        folder, partition = kwargs.get('output_dir'), getattr(self.train_set, 'partition', None)
-        if folder and partition is not None:
-            write_partition(partition, Path(folder) / PARTITION)
+        if kwargs.get('output_dir'):
+            self._complete_folder(Path(kwargs['output_dir']))
         return self.run_epoch(epoch, model, loader, *rest, **kwargs)
+
+    def _complete_folder(self, folder: Path) -> None:
+        """Write what the script lacks: the split of the data, and in args.yaml the grids that 'auto' stands for."""
+        partition = getattr(self.train_set, 'partition', None)
+        if partition is not None:
+            write_partition(partition, folder / PARTITION)
+        path = folder / 'args.yaml'
+        settings = read_yaml(path) if path.is_file() else {}
+        if is_auto(settings.get('splicemix_grids')):
+            settings['splicemix_grids'] = self.script_args.splicemix_grids
+            write_text(dump_args(argparse.Namespace(**settings)), path)
 
     def _before_step(self, task: SpliceMixTask, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         args = self.script_args

@@ -72,9 +72,18 @@ def collect(output: Path, records: Path) -> list[str]:
         output: Folder of all runs.
         records: Folder of the records.
     """
-    known = {record['name'] for record in read_lines(records / RUNS)}
     files = sorted(output.glob(f'*/{RESULT}'), key=lambda file: file.stat().st_mtime)
-    results = [json.loads(file.read_text(encoding='utf-8')) for file in files]
+    return append([json.loads(file.read_text(encoding='utf-8')) for file in files], records)
+
+
+def append(results: Sequence[dict[str, Any]], records: Path) -> list[str]:
+    """ Append results that the records do not have; returns their names.
+
+    Args:
+        results: Results of runs.
+        records: Folder of the records.
+    """
+    known = {record['name'] for record in read_lines(records / RUNS)}
     new = [result for result in results if result['name'] not in known]
     records.mkdir(parents=True, exist_ok=True)
     with open(records / SAMPLES, 'a', encoding='utf-8') as file:

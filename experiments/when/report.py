@@ -1,12 +1,13 @@
-""" Tables and the picture of the study, from its records
+""" Tables and the picture of the study, from its records and those of the VOC study
 
     python experiments/when/report.py [--output DIR] [--picture FILE]
 
-The gap of a run is the validation loss minus the training loss of the plain model, both after the last epoch; the
+The gap of a run is the validation loss divided by the training loss of the plain model, both after the last epoch; the
 training loss is the one that train.py logs. A gain is the difference of the mAP of two runs with the same seed.
 """
 import argparse
 import itertools
+import json
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -15,7 +16,11 @@ from typing import Any, Iterable, Optional, Sequence
 
 import numpy as np
 from plan import ARMS, PLAIN, SEARCH_SEED, SETTINGS, chosen_rate, search_runs
-from queue_runs import RECORDS, SAMPLES, read_finished, read_lines, scores_of
+from queue_runs import HERE, RECORDS, SAMPLES, read_finished, read_lines, scores_of
+
+VOC_RECORDS = HERE.parent / 'voc' / 'records'
+VOC_STUDY = ('voc-128', 'voc-128-20', 'voc-224', 'voc-224-20')  # all of split train, with 10 and 20 epochs
+VOC_ARMS = {'baseline': PLAIN, **{arm: arm for arm in ARMS}}
 
 PLACES = {'val': 'val', 'val_unbiased': 'val_unbiased', 'val_half': 'val at half size'}
 MIXED = [arm for arm in ARMS if arm != PLAIN]
@@ -26,11 +31,11 @@ class Cell:
     """ Reported runs of a setting and a number of images.
 
     Args:
-        setting: Name of the setting.
+        title: Title of the setting.
         images: Number of training images.
         runs: Records by arm and seed.
     """
-    setting: str
+    title: str
     images: int
     runs: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
 
@@ -53,6 +58,11 @@ class Cell:
         run = self.runs[PLAIN, seed]
         return run['curve']['train_loss'][-1], run['metrics']['val']['loss']
 
+    def gap(self, seed: int) -> float:
+        """Validation loss / training loss of the plain run."""
+        train, val = self.losses(seed)
+        return val / train
+
 
 def make_cells(finished: dict[str, dict[str, Any]]) -> list[Cell]:
     """ Runs with the learning rate of the search, or its middle rate while the search isn't finished.
@@ -67,9 +77,37 @@ def make_cells(finished: dict[str, dict[str, Any]]) -> list[Cell]:
         rate = chosen_rate(recipe, record['arm'], scores) or recipe.rates[1]
         if record['seed'] != SEARCH_SEED and record['lr'] == rate:
             key = record['setting'], record['images']
-            cells.setdefault(key, Cell(*key)).runs[record['arm'], record['seed']] = record
+            cell = cells.setdefault(key, Cell(SETTINGS[key[0]].title, key[1]))
+            cell.runs[record['arm'], record['seed']] = record
     order = list(SETTINGS)
-    return sorted(cells.values(), key=lambda cell: (order.index(cell.setting), cell.images))
+    return [cells[key] for key in sorted(cells, key=lambda key: (order.index(key[0]), key[1]))]
+
+
+def voc_study_cells(folder: Path) -> list[Cell]:
+    """ Cells of the VOC study, whose arms share one learning rate and are trained on all images.
+
+    Args:
+        folder: Its records.
+    """
+    cells = []
+    for name in VOC_STUDY:
+        if not (folder / name).is_dir():
+            continue
+        records = json.loads((folder / name / 'runs.json').read_text(encoding='utf-8'))
+        found = [(item['record'], item['rows'][-1], item['evaluation']['sizes']) for item in records.values()]
+        size, epochs = found[0][2][0]['size'], found[0][0]['epochs']
+        cell = Cell(f'VOC study, {size} px, {epochs} epochs', 2500)
+        for record, last, sizes in found:
+            if record['arm'] in VOC_ARMS:
+                mAPs = {each['size']: each['mAP'] for each in sizes}
+                cell.runs[VOC_ARMS[record['arm']], record['seed']] = {
+                    'name': f'{name}-{record["arm"]}-{record["seed"]}',
+                    'metrics': {
+                        'val': {'mAP': mAPs[size], 'loss': float(last['eval_loss'])},
+                        'val_half': {'mAP': mAPs[size // 2]}},
+                    'curve': {'train_loss': [float(last['train_task_loss'])]}}
+        cells.append(cell)
+    return cells
 
 
 def mean_and_std(values: Sequence[float], digits: int = 1, sign: str = '') -> str:
@@ -141,13 +179,13 @@ def gain_table(cells: Sequence[Cell], place: str, samples: dict[str, dict[str, l
             + interval(cell, arm, place, samples) for arm in MIXED]
         counts = [len(cell.seeds(arm)) for arm in ARMS]
         row = [
-            SETTINGS[cell.setting].title, f'{cell.images:,}',
+            cell.title, f'{cell.images:,}',
             str(counts[0]) if len(set(counts)) == 1 else ' / '.join(map(str, counts)),
             mean_and_std(cell.values(PLAIN, place)), *gains]
         if with_losses:
             train, val = zip(*(cell.losses(seed) for seed in cell.seeds(PLAIN)))
-            gaps = [b - a for a, b in zip(train, val)]
-            row += [*(f'{statistics.mean(losses):.3f}' for losses in (train, val)), mean_and_std(gaps, 3)]
+            gaps = [cell.gap(seed) for seed in cell.seeds(PLAIN)]
+            row += [*(f'{statistics.mean(losses):.3f}' for losses in (train, val)), mean_and_std(gaps)]
         rows.append(row)
     return format_table([*head, *(['plain: training loss', 'validation loss', 'gap'] if with_losses else [])], rows)
 
@@ -169,7 +207,7 @@ def count_hits(points: Iterable[tuple[float, float]], threshold: float) -> int:
 
 
 def rule_lines(cells: Sequence[Cell]) -> list[str]:
-    """ How well a threshold of the gap, or of the ratio of the losses, predicts the sign of the gain on val.
+    """ How well a threshold of the gap, or of the difference of the losses, predicts the sign of the gain on val.
 
     The second hit rate is the honest one: each cell is predicted by the threshold of all other cells.
 
@@ -178,11 +216,11 @@ def rule_lines(cells: Sequence[Cell]) -> list[str]:
     """
     lines = []
     for arm in MIXED:
-        for name, predict in (('gap', lambda a, b: b - a), ('val / train', lambda a, b: b / a)):
+        for name, predict in (('gap', lambda a, b: b / a), ('validation - training loss', lambda a, b: b - a)):
             points = defaultdict(list)
             for cell in cells:
                 for seed in cell.seeds(arm):
-                    points[cell.setting, cell.images].append((predict(*cell.losses(seed)), cell.gain(arm, 'val', seed)))
+                    points[cell.title, cell.images].append((predict(*cell.losses(seed)), cell.gain(arm, 'val', seed)))
             if len(points) < 4:
                 continue
             together = [point for part in points.values() for point in part]
@@ -208,25 +246,27 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     import matplotlib
     matplotlib.use('Agg')
     from matplotlib import pyplot
-    markers = dict(zip(SETTINGS, 'osD^v<>'))
+    markers = dict(zip(dict.fromkeys(cell.title for cell in cells), itertools.cycle('osD^v<>PX*')))
     figure, panels = pyplot.subplots(1, len(PLACES), figsize=(5 * len(PLACES), 4.4), layout='constrained')
     for axes, (place, title) in zip(panels, PLACES.items()):
         for cell in cells:
             for arm in MIXED:
                 color = f'C{MIXED.index(arm)}'
                 seeds = cell.seeds(arm) if cell.values(arm, place) else []
-                gaps = [cell.losses(seed)[1] - cell.losses(seed)[0] for seed in seeds]
+                gaps = [cell.gap(seed) for seed in seeds]
                 gains = [cell.gain(arm, place, seed) for seed in seeds]
                 if seeds:
-                    marker = markers[cell.setting]
-                    label = f'{ARMS[arm]}, {SETTINGS[cell.setting].title}'
+                    marker = markers[cell.title]
+                    label = f'{ARMS[arm]}, {cell.title}'
                     axes.plot(gaps, gains, marker, color=color, alpha=0.25, markersize=4)
                     mean = statistics.mean(gaps), statistics.mean(gains)
                     axes.plot(*mean, marker, color=color, label=label)
                     axes.annotate(
                         f'{cell.images:,}', mean, xytext=(4, 3), textcoords='offset points', fontsize=7, color=color)
         axes.axhline(0, color='#5f6368', linewidth=1)
-        axes.set(title=f'mAP on {title}', xlabel='plain model: validation - training loss', ylabel='gain in mAP')
+        axes.set(
+            title=f'mAP on {title}', xlabel='plain model: validation loss / training loss', ylabel='gain in mAP',
+            xscale='log', xticks=[1, 2, 4, 8, 16], xticklabels=['1', '2', '4', '8', '16'], xlim=(0.8, 32))
         axes.grid(alpha=0.3)
     handles = dict(zip(*reversed(panels[0].get_legend_handles_labels())))
     figure.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=3, fontsize=8)
@@ -238,6 +278,8 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--records', type=Path, default=RECORDS, metavar='DIR', help='folder of the records')
     parser.add_argument('--output', type=Path, metavar='DIR', help='folder of runs that are not collected yet')
+    parser.add_argument(
+        '--voc-records', type=Path, default=VOC_RECORDS, metavar='DIR', help='records of the VOC study')
     parser.add_argument('--picture', type=Path, metavar='FILE', help='draw the gains (needs matplotlib)')
     return parser.parse_args(argv)
 
@@ -247,7 +289,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     finished = read_finished(args.output, args.records)
     samples = {line.pop('name'): line for line in read_lines(args.records / SAMPLES)}
     samples.update({name: record['samples'] for name, record in finished.items() if 'samples' in record})
-    cells = make_cells(finished)
+    cells = [*make_cells(finished), *voc_study_cells(args.voc_records)]
     hours = sum(record['core_seconds'] for record in finished.values()) / 3600
     print(f'{len(finished)} runs, {hours:.1f} core-hours. Mean and standard deviation over seeds; in parentheses the '
           '95 % interval over validation images.')

@@ -4,10 +4,11 @@ from typing import Any, Optional, Sequence
 
 from ..data import CLASS_ORDERS, DECODERS, DIFFICULT, EMPTY, ON_BAD_IMAGE
 from ..data.transforms import CROP_MODES
+from ..errors import UsageError
 from ..heads import head_options, list_heads
 from ..loss import LOSSES, MEANS, PARTIAL, REDUCTIONS, loss_parameters
 from ..metrics import PRESETS
-from ..mix import SpliceMix, SpliceWith, find_classes
+from ..mix import SpliceMix, SpliceWith, choose_grids, find_classes, is_auto
 from .config import KwargsAction
 from .timm import add_ema_args, add_input_args, add_timm_train_args, add_timm_validate_args
 from .types import at_least, integer, number, number_or, open_fraction, probability
@@ -111,16 +112,27 @@ def add_splicemix_args(parser: argparse.ArgumentParser) -> None:
     _add_splicemix_group(parser)
 
 
-def splicemix_kwargs(args: argparse.Namespace, class_names: Optional[Sequence[str]] = None) -> dict[str, Any]:
+def splicemix_kwargs(
+        args: argparse.Namespace,
+        class_names: Optional[Sequence[str]] = None,
+        image_size: Optional[tuple[int, int]] = None,
+) -> dict[str, Any]:
     """ Turn the flags of `add_splicemix_args` into arguments of `SpliceMix`.
 
     Args:
         args: Parsed arguments.
         class_names: Names of the classes, in order, which --splicemix-unknown and --splicemix-all refer to. Without
             them, these flags take class indices.
+        image_size: Height and width of the images, for --splicemix-grids auto.
     """
     names = ('grids', 'ratio', 'drop_prob', 'prob', 'mode', 'batch')
     kwargs = {name: getattr(args, f'splicemix_{name}') for name in names}
+    if is_auto(kwargs['grids']):
+        if image_size is None:
+            raise UsageError(
+                'Expected image_size for --splicemix-grids auto, but got None: call splicemix_kwargs(args, '
+                'image_size=(height, width)), or list the grids.')
+        kwargs['grids'] = choose_grids(image_size).grids
     for name in ('unknown', 'all'):
         classes = getattr(args, f'splicemix_{name}', None)  # the args.yaml of an older run lacks it
         if classes:
@@ -133,7 +145,8 @@ def _add_splicemix_group(parser: argparse.ArgumentParser) -> Any:
         'SpliceMix', 'mixed images: grids of downsampled images of the batch, labelled by their union')
     add = group.add_argument
     add('--splicemix-grids', default='', metavar='GRIDS',
-        help="grids to choose from, ROWSxCOLS[-DROPPED][@WEIGHT],..., e.g. 1x2,2x2,2x3 as in the paper; '' is off "
+        help="grids to choose from, ROWSxCOLS[-DROPPED][@WEIGHT],..., e.g. 1x2,2x2,2x3 as in the paper; auto: those of "
+             "the paper whose cells are not too small for the images and the feature map; '' is off "
              "(default: '%(default)s')")
     add('--splicemix-ratio', type=number_or('ref'), default=0.25, metavar='RATIO',
         help="mixed images relative to the batch size, or 'ref' for floor(B / (rows * cols - dropped)) "
@@ -256,7 +269,7 @@ def add_loss_args(parser: argparse.ArgumentParser) -> None:
 
 def _add_fine_tuning_args(add: Any) -> None:
     add('--backbone-lr-scale', type=at_least(0.), default=1.0, metavar='FACTOR',
-        help='learning rate of the backbone relative to the classifier; the paper uses 0.1')
+        help='learning rate of the backbone relative to the classifier or --head; the paper uses 0.1')
     add('--freeze-bn', action='store_true', help='freeze running statistics of batch norm, for small batches')
     add('--freeze', nargs='+', default=[], metavar='NAME', help='modules to freeze, e.g. conv1 bn1 layer1')
     add('--head-init-std', type=at_least(0.), metavar='STD',
@@ -285,10 +298,10 @@ def _add_decoding_args(add: Any) -> None:
 def _add_head_args(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group('Multi-label head', "in place of the model's pooling and classifier").add_argument
     options = '; '.join(f"{name}: {', '.join(head_options(name))}" for name in list_heads())
-    add('--head', default='', choices=list_heads(), metavar='NAME',
-        help=f"one of {', '.join(list_heads())} (default: the model's own classifier, with --gp)")
+    add('--head', default='', choices=['', *list_heads()], metavar='NAME',
+        help=f"one of {', '.join(list_heads())} (default: '', the model's own classifier with --gp)")
     add('--head-kwargs', nargs='*', default={}, action=KwargsAction, metavar='KEY=VALUE',
-        help=f'options of the head ({options})')
+        help=f'options of the head, see docs/heads.md ({options})')
     add('--class-vectors', metavar='FILE',
         help='word vectors for the heads that use them: GloVe or fastText (.txt, .vec), .npz, .npy or .safetensors '
              '(default: those of the package wordllama, or else of the training labels)')

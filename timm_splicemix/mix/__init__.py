@@ -1,4 +1,5 @@
 """ Mixers: how the images and labels of a batch are combined """
+from .auto import AUTO_GRIDS, GridChoice, cell_size, choose_grids, coarse_grids, is_auto
 from .base import Mixer, Plan, as_mixer
 from .grid import Grid, parse_grids
 from .pairs import (
@@ -18,6 +19,7 @@ from .splicemix import (
 from .union import LabelUnion, find_classes
 
 __all__ = [
-    'Grid', 'LabelUnion', 'MixPlan', 'Mixer', 'Mixup', 'PairPlan', 'Plan', 'RecursiveMix', 'RecursivePlan', 'ResizeMix',
-    'SpliceMix', 'SpliceRecord', 'SpliceWith', 'as_mixer', 'find_classes', 'parse_grids', 'sample_record', 'splice',
+    'AUTO_GRIDS', 'Grid', 'GridChoice', 'LabelUnion', 'MixPlan', 'Mixer', 'Mixup', 'PairPlan', 'Plan',
+    'RecursiveMix', 'RecursivePlan', 'ResizeMix', 'SpliceMix', 'SpliceRecord', 'SpliceWith', 'as_mixer', 'cell_size',
+    'choose_grids', 'coarse_grids', 'find_classes', 'is_auto', 'parse_grids', 'sample_record', 'splice',
     'split_cells']

@@ -6,6 +6,7 @@ from timm.data.auto_augment import augment_and_mix_transform, auto_augment_trans
 
 from ..data import check_dataset_name, check_download
 from ..errors import UsageError
+from ..mix import AUTO_GRIDS, is_auto
 from ..models import check_model_name
 from .factory import create_mixer, loss_kwargs
 from .optimizer import create_plain_optimizer
@@ -13,8 +14,11 @@ from .optimizer import create_plain_optimizer
 
 def check_train_options(args: argparse.Namespace) -> None:
     """Raise a `UsageError` for values of flags of train.py that no data set and no weights could make valid."""
-    # The names of classes in the two flags of SpliceMix are checked with the data set.
-    create_mixer(argparse.Namespace(**{**vars(args), 'splicemix_unknown': [], 'splicemix_all': []}))
+    # The names of classes in the two flags of SpliceMix are checked with the data set; 'auto' chooses some of its grids
+    # when the model exists.
+    grids = ','.join(map(str, AUTO_GRIDS)) if is_auto(args.splicemix_grids) else args.splicemix_grids
+    early = {'splicemix_grids': grids, 'splicemix_unknown': [], 'splicemix_all': []}
+    create_mixer(argparse.Namespace(**{**vars(args), **early}))
     if args.loss:
         loss_kwargs(args, args.loss)
     if args.aa:

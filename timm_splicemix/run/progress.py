@@ -149,14 +149,15 @@ class Progress:
             return
         left = seconds / (batch + 1 - self.start) * (self.total - batch - 1)
         done = f'{batch + 1:>{len(str(self.total))}}/{self.total} ({100 * (batch + 1) // self.total:3d} %)'
-        _logger.info('  '.join([f'{self.name}: {done}', *parts, f'{_duration(left)} left']))
+        _logger.info('  '.join([f'{self.name}: {done}', *parts, f'{format_duration(left)} left']))
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
 
 
-def _duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
+    """Format seconds as M:SS or H:MM:SS."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02d}:{seconds:02d}' if hours else f'{minutes}:{seconds:02d}'

@@ -19,6 +19,7 @@ from ..loss import binary_cross_entropy, union_cross_entropy
 from ..mix import as_mixer
 from ..results import format_epoch
 from ..task import SpliceMixTask
+from .advice import advise
 from .checkpoint import RunSaver, check_same_model
 from .engine import Epoch, Hooks, Step, StopTraining, evaluate, loader_length, train_one_epoch
 from .factory import create_meter, wrap_task
@@ -384,3 +385,6 @@ class Trainer(Hooks):
         _logger.info(f'\nCheckpoint  {best}\nCurves      {self.folder / "curves.png"}')
         partition = None if self.partition is None else self.folder / PARTITION
         _logger.info(f'Validate    {validate_command(self.args, best, partition)}')
+        advice = advise(self.args, self.info.multi_label, self.tracker.rows)
+        if advice:
+            _logger.info(f'\n{advice}')
