@@ -70,6 +70,7 @@ def test_the_last_epoch_that_was_evaluated_counts():
     assert advise(build_parser().parse_args(['--smoothing', '0']), True, rows) == advice_for()
 
 
+@pytest.mark.slow
 def test_only_a_finished_run_ends_with_advice(data, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(advice, 'OVERFITS_ABOVE', 0.)

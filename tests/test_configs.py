@@ -355,6 +355,7 @@ def test_the_main_rows_draw_grids_and_dropped_cells_as_the_reference_code():
     assert {record.num_mixed for record in records} == {8}
 
 
+@pytest.mark.slow
 @each_training
 def test_a_config_runs_with_tiny_data_and_a_tiny_model(train, coco_checkpoint, path):
     start = yaml.safe_load(path.read_text()).get('pretrained_path')

@@ -28,6 +28,7 @@ def write_data(folder, images):
     (folder / 'classes.txt').write_text('\n'.join(CLASSES[::-1]) + '\n')
 
 
+@pytest.mark.slow
 def test_the_command_at_the_end_of_a_run_evaluates_its_best_checkpoint(data, tmp_path, monkeypatch, caplog, run):
     caplog.set_level(logging.INFO)
     write_data(tmp_path / 'my data', data)

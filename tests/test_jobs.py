@@ -25,6 +25,7 @@ def make_job(data, folder, name, *flags, num_epochs=2, others=()):
     return Job(f'{name:<6}', folder / name, commands, num_epochs, 16)
 
 
+@pytest.mark.slow
 def test_runs_show_a_line_for_each_epoch_and_do_their_commands_in_order(data, tmp_path, capsys):
     words = ['stats', '--dataset', 'csv', '--data-dir', str(data), '--split', 'val']
     first = make_job(data, tmp_path, 'first', others=[(words, 'counting')])

@@ -256,6 +256,7 @@ def test_files_of_every_kind_and_name_are_read_alike_by_both_decoders(tmp_path):
     assert (batches['pil'] - batches['torchvision']).abs().max() < 2.5 / 255 / 0.22  # grey levels, normalised
 
 
+@pytest.mark.slow
 def test_two_real_processes_cover_each_sample_exactly_once(run, root, tmp_path):
     script = tmp_path / 'script.py'
     script.write_text(SCRIPT)

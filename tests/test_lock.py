@@ -89,6 +89,7 @@ def test_a_folder_in_use_is_not_resumed_and_a_new_run_gets_another_one(data, tmp
     assert len(summary(tmp_path / 'new-2')) == 1
 
 
+@pytest.mark.slow
 def test_temporary_files_of_killed_runs_are_removed(data, tmp_path):
     folder = train(data, tmp_path, '--epochs', '1')
     names = {path.name for path in folder.iterdir()}

@@ -221,6 +221,7 @@ torch.distributed.destroy_process_group()
 '''
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_digits_of_one(run, tmp_path):
     scores, targets = make_scores(37, 5, unknown=0.1)
     torch.save((scores, targets), tmp_path / 'data.pt')

@@ -81,9 +81,10 @@ OPEN_IMAGES = ('--train-ann', 'train-annotations-human-imagelabels.csv', '--val-
                'val-annotations-human-imagelabels.csv', '--train-images', 'images', '--val-images', 'images')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('write, dataset, flags', [
     (write_roboflow_coco, 'coco', ()), (write_open_images, 'csv', OPEN_IMAGES), (write_json_lines, 'json', ()),
-    pytest.param(write_roboflow_csv, 'csv', (), marks=pytest.mark.slow)])
+    (write_roboflow_csv, 'csv', ())])
 def test_files_of_other_programs_are_trained(run, data, tmp_path, write, dataset, flags):
     root = tmp_path / 'own'
     write(data, root)

@@ -99,6 +99,7 @@ def test_bad_input_is_one_line_and_exit_code_2(folders, tmp_path, monkeypatch, c
     assert not list(tmp_path.glob('*.png'))
 
 
+@pytest.mark.slow
 def test_the_command_reports_bad_input_without_a_traceback(run, tmp_path):
     done = run(sys.executable, '-m', 'timm_splicemix.preview', '--splicemix-grids', '2x2-4', cwd=tmp_path)
     assert done.returncode == 2

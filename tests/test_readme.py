@@ -24,11 +24,9 @@ SCRIPTS = ('train.py', 'validate.py')
 PARSERS = {'train.py': train.build_parser, 'validate.py': validate.build_parser}
 README, DATA, TRAINING = TEXTS['README.md'], TEXTS['data.md'], TEXTS['training.md']
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', flags=re.MULTILINE | re.DOTALL)
-# Each command takes seconds to start, so those of the longer documents are slow tests.
-SLOW = ('analysis.md', 'evaluation.md', 'training.md', 'tutorial.md')
-BLOCKS = [
+BLOCKS = [  # those that run commands are slow, as each command takes seconds to start
     pytest.param(
-        name, *block, id=f'{name}-{number}', marks=[pytest.mark.slow] if name in SLOW else [])
+        name, *block, id=f'{name}-{number}', marks=[pytest.mark.slow] if block[0] in ('python', 'bash') else [])
     for name, text in TEXTS.items() for number, block in enumerate(BLOCK.findall(text))]
 
 

@@ -80,6 +80,7 @@ def test_missing_validation_images_are_found_before_the_first_epoch(data, tmp_pa
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 def test_a_ruined_recovery_checkpoint_is_removed_and_the_one_before_resumes(data, tmp_path, capsys, caplog):
     flags = ('--epochs', '3', '--sched', 'none', '--opt', 'sgd', '--lr', '0.05')
     whole = train(data, tmp_path / 'whole', *flags)

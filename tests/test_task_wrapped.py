@@ -253,6 +253,7 @@ def distributed_case(mixed):
     return task, images, targets.double()
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_gradients_of_one_on_the_union_of_their_batches(run, tmp_path):
     script = tmp_path / 'script.py'
     script.write_text(TWO_PROCESSES)

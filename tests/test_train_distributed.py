@@ -36,6 +36,7 @@ def assert_same_summaries(folder, other, **tolerance):
             assert float(value) == pytest.approx(float(other_row[name]), **tolerance), name
 
 
+@pytest.mark.slow
 def test_each_process_draws_its_own_records(run, tmp_path):
     script = tmp_path / 'script.py'
     script.write_text(DRAW)

@@ -236,6 +236,7 @@ def test_checkpoints_of_another_head_and_other_poolings_are_refused(data, tmp_pa
         assert re.search(words, capsys.readouterr().err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('head', [name for name in ('dsdl', 'tdrg') if name in HEADS])
 def test_two_processes_train_with_the_losses_of_a_head(data, run, tmp_path, head):
     command = train_command(data, tmp_path, *head_flags(head), '-b', '2', '--model-ema')

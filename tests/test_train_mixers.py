@@ -30,6 +30,7 @@ def test_each_way_of_mixing_trains(data, tmp_path, flags):
     assert ('train_consistency_loss' in row) == (flags[0] == '--recursivemix')
 
 
+@pytest.mark.slow
 def test_a_stopped_run_with_recursive_mix_resumes_exactly(data, tmp_path):
     whole = train(data, tmp_path, '--recursivemix', name='whole')
     stopped = train_until(1, 2, data, tmp_path, '--recursivemix', name='stopped')

@@ -249,6 +249,7 @@ def test_softmax_is_refused_and_binary_cross_entropy_is_not(folders, refusal, ca
     run.train()
 
 
+@pytest.mark.slow
 def test_a_run_resumes_from_its_args_with_the_same_labels(data, tmp_path):
     flags = (
         '--splicemix-grids', '1x2,2x2', '--splicemix-ratio', '1', '--splicemix-cl', '--splicemix-unknown', 'red',

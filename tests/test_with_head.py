@@ -284,7 +284,7 @@ def test_heads_with_two_maps_refuse_consistency_learning_with_the_reason(head):
 
 
 @pytest.mark.parametrize('head', [
-    pytest.param(head, marks=() if head in ('csra', 'dsdl') else pytest.mark.slow) for head in HEADS])
+    pytest.param(head, marks=() if head == 'csra' else pytest.mark.slow) for head in HEADS])
 @pytest.mark.parametrize('consistency_weight', [0., 1.])
 def test_a_compiled_task_gives_the_same(head, consistency_weight):
     consistency_weight *= head in ONE_MAP

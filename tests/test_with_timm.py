@@ -149,6 +149,7 @@ def test_the_metrics_are_those_of_the_whole_set_and_choose_the_best_checkpoint(s
     assert 'CP' in caplog.text and 'OF1' in caplog.text
 
 
+@pytest.mark.slow
 def test_two_processes_score_each_image_once(scripts, data, run, tmp_path):
     flags = flags_of(data, tmp_path, *CL, '--model-ema', '--model-ema-decay', '0.8', '-b', '2', '--device', 'cpu')
     done = run(*TORCHRUN, '-m', 'timm_splicemix.with_timm', scripts / 'train.py', *flags)
