@@ -15,6 +15,13 @@ def data(tmp_path_factory):
     return make_images(tmp_path_factory.mktemp('data') / 'images')
 
 
+@pytest.fixture(autouse=True)
+def no_curves(request, monkeypatch):
+    """Runs in this process draw no curves, which takes a second of each, but in tests marked `curves`."""
+    if 'curves' not in request.keywords:
+        monkeypatch.setattr('timm_splicemix.run.trainer.draw_curves', lambda rows, path: False)
+
+
 @pytest.fixture
 def run():
     """Run a command as a user would, in another process; returns what it printed and its exit code."""

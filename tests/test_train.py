@@ -42,6 +42,7 @@ def assert_same_runs(folder, other):
 # --- what a run writes ---
 
 
+@pytest.mark.curves
 def test_a_run_can_be_understood_and_repeated_from_its_output_folder(data, tmp_path):
     folder = train(data, tmp_path, *MIXED)
     names = {path.name for path in folder.iterdir()}
@@ -104,6 +105,7 @@ def test_pretrained_weights_of_other_classes_are_loaded_without_the_classifier(d
             assert torch.equal(found[name], value), name
 
 
+@pytest.mark.curves
 def test_a_run_without_matplotlib_logs_once_that_it_draws_no_curves(data, tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)  # as if it were not installed
     folder = train(data, tmp_path)

@@ -29,11 +29,6 @@ def finished(data, tmp_path_factory):
         '--log-interval', '3', '--splicemix-grids', '2x2', '--sched', 'none')
 
 
-@pytest.fixture(autouse=True)
-def draws_nothing(monkeypatch):
-    monkeypatch.setattr('timm_splicemix.run.trainer.draw_curves', lambda *_: False)
-
-
 @shows('val_interval', 'save_images', 'log_interval')
 def test_a_run_evaluates_and_saves_images_at_intervals(finished):
     assert [bool(row['eval_mAP']) for row in summary(finished)] == [False, False, True]

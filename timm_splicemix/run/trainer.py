@@ -37,7 +37,8 @@ from .signals import StopRequest
 from .tracking import Tracker, open_output_folder, write_settings
 
 _logger = logging.getLogger(__name__)
-_CURVES_INTERVAL = 10  # seconds between drawings
+_CURVES_INTERVAL = 10.  # seconds between two drawings of the curves at least, and
+_CURVES_SHARE = 0.02  # of the time at most: drawing takes a second or more
 
 
 class Trainer(Hooks):
@@ -88,7 +89,7 @@ class Trainer(Hooks):
         self.saver: Optional[RunSaver] = None
         self.tracker: Optional[Tracker] = None
         self._can_draw = True
-        self._drawn = -math.inf, 0  # time and number of epochs
+        self._drawn = -math.inf, 0, 0.  # time, number of epochs, and seconds that it took
 
     # Start and resume
 
@@ -263,7 +264,7 @@ class Trainer(Hooks):
         self.tracker.add(epoch, train_metrics, eval_metrics, lr)
         self.saver.progress = {'scheduler': scheduler_state(self.scheduler), 'ranks': states}
         best, best_epoch = self.saver.save_checkpoint(epoch, metric)
-        self._draw_curves(_CURVES_INTERVAL)
+        self._draw_curves(at_once=False)
         if metric is not None:
             _logger.info(
                 f'Epoch {epoch}: {self._metric_name} {metric:.3f}, best {best:.3f} '
@@ -366,13 +367,14 @@ class Trainer(Hooks):
                 f'{resume_command(self.folder)}')
         sys.exit(128 + (received or 15))
 
-    def _draw_curves(self, interval: float = 0.) -> None:
-        """Draw the epochs that are not drawn yet, if `interval` seconds have passed."""
-        time_drawn, num_drawn = self._drawn
+    def _draw_curves(self, at_once: bool = True) -> None:
+        """Draw the epochs that are not drawn yet, at once or only if enough time has passed since the last drawing."""
+        time_drawn, num_drawn, seconds = self._drawn
         now, rows = time.monotonic(), self.tracker.rows
-        if self._can_draw and len(rows) > num_drawn and now >= time_drawn + interval:
+        is_time = at_once or now >= time_drawn + max(_CURVES_INTERVAL, seconds / _CURVES_SHARE)
+        if self._can_draw and len(rows) > num_drawn and is_time:
             self._can_draw = draw_curves(rows, self.folder / 'curves.png')
-            self._drawn = now, len(rows)
+            self._drawn = now, len(rows), time.monotonic() - now
 
     def _log_results(self) -> None:
         best = self.folder / 'model_best.pth.tar'
