@@ -34,6 +34,7 @@ from timm_splicemix.heads import list_heads
 MODELS = ('resnet50', 'vit_tiny_patch16_224', 'swin_tiny_patch4_window7_224')
 GRIDS, RATIO = '1x2,2x2,2x3', 0.25
 NUM_CLASSES = 80
+HEAD_ROUNDS = 5  # at most: the larger heads take several times as long as the model
 
 
 def make_steps(name: str, batch_size: int, img_size: int, device: torch.device) -> dict[str, Callable[[], None]]:
@@ -112,7 +113,7 @@ def make_head_steps(
 def measure_heads(args: argparse.Namespace) -> None:
     name = args.models[0]
     steps = make_head_steps(name, args.heads, args.batch_size, args.img_size, args.device)
-    times = alternate(steps, args.rounds, title='heads')
+    times = alternate(steps, min(args.rounds, HEAD_ROUNDS), title='heads')
     print(f'\n| head on {name}, {args.batch_size} images | ms | / GMP |\n|---|---|---|')
     for head, seconds in medians(times).items():
         low, ratio, high = ratios(times, head, 'GMP')

@@ -21,17 +21,16 @@ def environment(monkeypatch):
 
 def make_job(data, folder, name, *flags, num_epochs=2, others=()):
     words = ['train', *flags_of(data, folder, '--epochs', num_epochs, '--val-interval', 2, *flags, name=name)]
-    commands = [(words, 'training'), *others]
-    return Job(f'{name:<6}', folder / name, commands, num_epochs, 16)
+    return Job(f'{name:<6}', folder / name, [words, *others], 'training', num_epochs, 16)
 
 
 @pytest.mark.slow
 def test_runs_show_a_line_for_each_epoch_and_do_their_commands_in_order(data, tmp_path, capsys):
     words = ['stats', '--dataset', 'csv', '--data-dir', str(data), '--split', 'val']
-    first = make_job(data, tmp_path, 'first', others=[(words, 'counting')])
-    assert run_jobs([first, Job('second', tmp_path / 'second', [], 2, 16)], at_once=1)
+    first = make_job(data, tmp_path, 'first', others=[words])
+    assert run_jobs([first, Job('second', tmp_path / 'second', [], 'training', 2, 16)], at_once=1)
     text = capsys.readouterr().out
-    assert text.startswith('first   training\n') and text.endswith('first   counting\nsecond  finished before\n')
+    assert text.startswith('first   training\n') and text.endswith('first   finished\nsecond  finished before\n')
     lines = LINE.findall(text)
     assert [line[:3] for line in lines] == [('first', '1', '2'), ('first', '2', '2')]
     rows = summary(tmp_path / 'first')
@@ -45,9 +44,9 @@ def test_runs_show_a_line_for_each_epoch_and_do_their_commands_in_order(data, tm
 @pytest.mark.slow
 def test_a_failing_run_shows_its_last_lines_and_the_others_save_and_stop(data, tmp_path, capsys):
     words = ['validate', '--dataset', 'csv', '--data-dir', str(data), '--checkpoint', str(tmp_path / 'missing')]
-    bad = make_job(data, tmp_path, 'bad', num_epochs=1, others=[(words, 'failing')])
+    bad = make_job(data, tmp_path, 'bad', num_epochs=1, others=[words])
     long = make_job(data, tmp_path, 'long', num_epochs=1000)  # it trains when the other one fails
-    assert not run_jobs([bad, long, Job('never', tmp_path / 'never', [(words, 'failing')], 1, 1)], at_once=2)
+    assert not run_jobs([bad, long, Job('never', tmp_path / 'never', [words], 'failing', 1, 1)], at_once=2)
     captured = capsys.readouterr()
     assert f'bad failed with exit code 2. Last lines of {bad.log}:\n' in captured.err
     assert re.search(r'^error: .*missing', captured.err, re.M) and captured.err.endswith('\nStopping long ...\n')

@@ -2,12 +2,12 @@
 
     timm-splicemix quickstart
     timm-splicemix quickstart --seed 1
-    timm-splicemix quickstart --images 2000 --epochs 7
+    timm-splicemix quickstart --images 2000 --epochs 10
 
 This command generates the shapes data set, draws a mixed batch, and trains the same small model plain, with SpliceMix
 and with SpliceMix-CL: the same images, number of steps and first weights, one process of one thread each. All models
 are evaluated on the same images; a table shows their mAP, and an HTML report shows everything else. SpliceMix is for
-the case that is the default here: training images are few, and the plain model overfits. With 2,000 images and 7
+the case that is the default here: training images are few, and the plain model overfits. With 2,000 images and 10
 epochs, which are as many steps, it does not, and SpliceMix costs accuracy (docs/when.md).
 
 Ctrl-C saves all runs and stops them; the same command resumes them and does not repeat what is finished.
@@ -27,7 +27,7 @@ from .files import format_table, write_csv
 from .results import RESULTS, read_results
 from .run.checkpoint import has_checkpoints
 from .run.compare import compare_results
-from .run.jobs import Job, run_jobs, start_command
+from .run.jobs import Job, run_jobs, start_commands
 from .run.lock import FolderInUse, FolderLock
 from .run.tracking import read_summary
 
@@ -38,9 +38,10 @@ ARMS = {  # flags of train.py that each run adds to the recipe; differences are 
     'splicemix-cl': (*GRIDS, '--splicemix-cl'),
 }
 RECIPE = (
-    '--model', 'test_resnet', '--model-kwargs', 'output_stride=8', '--gp', 'max', '--img-size', '96', '--scale', '0.6',
-    '1', '--color-jitter', '0', '--train-interpolation', 'bilinear', '--opt', 'adamw', '--lr', '4e-3', '--weight-decay',
-    '0.02', '--cache', 'ram', '--checkpoint-hist', '1', '--log-interval', '1000')
+    '--model', 'test_resnet', '--model-kwargs', 'output_stride=8', 'stem_width=8', 'channels=(16, 32, 32, 64)',
+    '--gp', 'max', '--img-size', '96', '--scale', '0.6', '1', '--color-jitter', '0', '--train-interpolation', 'bilinear',
+    '--opt', 'adamw', '--lr', '4e-3', '--weight-decay', '0.02', '--cache', 'ram', '--checkpoint-hist', '1',
+    '--log-interval', '1000')
 INPUT = ('--batch-size', '32', '--workers', '0', '--decoder', 'torchvision', '--channels-last')
 PREVIEW = (
     '--batch-size', '8', '--img-size', '112', '--columns', '8', '--splicemix-ratio', '0.5', '--splicemix-mode', 'elem',
@@ -57,7 +58,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add('--seed', type=at_least(0), default=0, metavar='N',
         help='seed of the training images, the first weights and the order of batches')
     add('--images', type=at_least(32), default=200, metavar='N', help='number of training images')
-    add('--epochs', type=at_least(1), default=70, metavar='N', help='number of epochs of each run')
+    add('--epochs', type=at_least(1), default=100, metavar='N', help='number of epochs of each run')
     add('--jobs', type=at_least(1), default=len(ARMS), metavar='N',
         help='number of runs at the same time (default: all, which takes least time on any number of cores)')
     return parser.parse_args(argv)
@@ -80,7 +81,7 @@ def plan_run(name: str, folder: Path, data: tuple[Path, Path], args: argparse.Na
         args: Flags of this command.
     """
     shapes, train = data
-    run, commands = folder / name, []
+    run, commands, text = folder / name, [], 'evaluating'
     num_done = len(read_summary(run / 'summary.csv'))
     if num_done < args.epochs:
         words = [
@@ -88,17 +89,18 @@ def plan_run(name: str, folder: Path, data: tuple[Path, Path], args: argparse.Na
             '--train-ann', train / 'annotations' / 'instances_train.json', '--train-images', train / 'train',
             *RECIPE, *INPUT, *ARMS[name], '--epochs', args.epochs, '--warmup-epochs', max(1, args.epochs // 10),
             '--val-interval', max(1, args.epochs // 5), '--seed', args.seed, '--output', folder, '--experiment', name]
-        commands.append((words, 'training'))
+        text = 'training'
         if has_checkpoints(run):
-            commands = [([*words, '--resume', run], f'resuming, {num_done} of {args.epochs} epochs are done')]
+            words += ['--resume', run]
+            text = f'resuming, {num_done} of {args.epochs} epochs are done'
+        commands.append(words)
     for split, flags in SPLITS.items():
         if num_done < args.epochs or not (run / split / RESULTS).is_file():
-            words = [
+            commands.append([
                 'validate', '--dataset', 'shapes', '--data-dir', shapes, '--split', split,
-                '--checkpoint', run / 'last.pth.tar', *flags, *INPUT, '--output', run / split]
-            commands.append((words, f'evaluating on {split}'))
-    commands = [(list(map(str, words)), text) for words, text in commands]
-    return Job(f'{name:<{max(map(len, ARMS))}}', run, commands, args.epochs, args.images)
+                '--checkpoint', run / 'last.pth.tar', *flags, *INPUT, '--output', run / split])
+    commands = [list(map(str, words)) for words in commands]
+    return Job(f'{name:<{max(map(len, ARMS))}}', run, commands, text, args.epochs, args.images)
 
 
 def compare_runs(folder: Path) -> list[dict[str, str]]:
@@ -115,7 +117,7 @@ def compare_runs(folder: Path) -> list[dict[str, str]]:
 
 def call(words: Sequence[str]) -> None:
     """Run a command of this package to its end; it prints its own errors, which end this process too."""
-    code = start_command(words, stdout=subprocess.DEVNULL).wait()
+    code = start_commands([words], stdout=subprocess.DEVNULL).wait()
     if code:
         sys.exit(code)
 
@@ -130,9 +132,11 @@ def run_quickstart(args: argparse.Namespace, folder: Path) -> None:
     preview, report = folder.with_name('preview.png'), folder / 'report.html'
     print(f'Data         {args.output}\nLogs         {folder / "*.log"}', flush=True)
     data = make_data(args)
-    if not preview.is_file():
-        call(['preview', '--dataset', 'shapes', '--data-dir', str(data[0]), *PREVIEW, '--output', str(preview)])
-    if not run_jobs([plan_run(name, folder, data, args) for name in ARMS], args.jobs):
+    jobs = [plan_run(name, folder, data, args) for name in ARMS]
+    if not preview.is_file():  # in the process of the plain run, which ends first
+        words = ['preview', '--dataset', 'shapes', '--data-dir', str(data[0]), *PREVIEW, '--output', str(preview)]
+        jobs[0].commands.insert(0, words)
+    if not run_jobs(jobs, args.jobs):
         sys.exit(1)
     rows = compare_runs(folder)
     write_csv(rows, folder / 'comparison' / 'mAP.csv')

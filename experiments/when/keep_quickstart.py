@@ -1,7 +1,7 @@
 """ Append the runs of `timm-splicemix quickstart` to the records, so that report.py shows them
 
     timm-splicemix quickstart --seed 3
-    python experiments/when/keep_quickstart.py output/quickstart/images200-epochs70-seed3
+    python experiments/when/keep_quickstart.py output/quickstart/images200-epochs100-seed3
 """
 import argparse
 import json

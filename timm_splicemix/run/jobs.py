@@ -1,6 +1,6 @@
 """ Run commands of this package in processes side by side, with one line of progress per run and epoch """
+import json
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -16,34 +16,44 @@ _ENVIRONMENT = {
     'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
 _POLL_SECONDS = 0.5
 _LAST_LINES = 15  # of the log of a failed run
+# One process for all commands, as each process needs seconds to import torch and timm
+_SCRIPT = '''
+import json, shlex, sys
+from timm_splicemix.cli import main
+for words in json.loads(sys.argv[1]):
+    print('$ timm-splicemix', shlex.join(words), flush=True)
+    main(words)
+'''
 
 
-def start_command(words: Sequence[str], **kwargs: Any) -> subprocess.Popen:
-    """ Start a command of this package with one thread.
+def start_commands(commands: Sequence[Sequence[str]], **kwargs: Any) -> subprocess.Popen:
+    """ Start a process with one thread that runs commands of this package until one fails.
 
     Args:
-        words: Name of the command and its flags.
+        commands: Names of the commands with their flags.
         **kwargs: Further arguments of `subprocess.Popen`.
     """
     return subprocess.Popen(
-        [sys.executable, '-m', f'timm_splicemix.{words[0]}', *words[1:]], env={**os.environ, **_ENVIRONMENT},
+        [sys.executable, '-c', _SCRIPT, json.dumps(commands)], env={**os.environ, **_ENVIRONMENT},
         stdin=subprocess.DEVNULL, **kwargs)
 
 
 @dataclass
 class Job:
-    """ A run: commands that follow each other and write to the same log, which is beside the folder of the run.
+    """ A run: commands that follow each other in a process. Their log is beside the folder of the run.
 
     Args:
         title: Name of the run, as wide as that of the others.
         folder: Folder of the run.
-        commands: What is left to do, by start: words of the command, and what it does in a few words.
+        commands: What is left to do: commands with their flags.
+        text: What is done first, in a few words.
         num_epochs: Number of epochs of the training.
         num_images: Number of images of an epoch.
     """
     title: str
     folder: Path
-    commands: list[tuple[list[str], str]]
+    commands: list[list[str]]
+    text: str
     num_epochs: int
     num_images: int
     process: Optional[subprocess.Popen] = field(default=None, init=False)
@@ -55,20 +65,13 @@ class Job:
     def log(self) -> Path:
         return self.folder.with_name(f'{self.folder.name}.log')
 
-    def start_next(self) -> bool:
-        """Start the next command; returns False if there is none."""
-        if not self.commands:
-            return False
-        words, text = self.commands.pop(0)
+    def start(self) -> None:
         self.num_before = self.num_shown = len(read_summary(self.folder / 'summary.csv'))
         self.since = time.monotonic(), self.num_before
-        self.show(text)
+        self.show(self.text)
         with open(self.log, 'a', encoding='utf-8') as log:
-            log.write(f'$ timm-splicemix {shlex.join(words)}\n')
-            log.flush()
             # A session of its own, so that Ctrl-C reaches the main process alone, which then stops all runs.
-            self.process = start_command(words, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        return True
+            self.process = start_commands(self.commands, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
     def show(self, text: str) -> None:
         print(f'{self.title}  {text}', flush=True)
@@ -110,7 +113,8 @@ def run_jobs(jobs: Sequence[Job], at_once: int) -> bool:
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                if job.start_next():
+                if job.commands:
+                    job.start()
                     running.append(job)
                 else:
                     job.show('finished before')
@@ -118,13 +122,15 @@ def run_jobs(jobs: Sequence[Job], at_once: int) -> bool:
             for job in list(running):
                 code = job.process.poll()
                 job.show_epochs()
-                if code is not None and (code or not job.start_next()):
+                if code is not None:
                     running.remove(job)
                 if code:
                     print(
                         f'{job.title.strip()} failed with exit code {code}. Last lines of {job.log}:\n'
                         f'{job.last_lines()}', file=sys.stderr, flush=True)
                     return False
+                if code == 0:
+                    job.show('finished')
         return True
     finally:
         _stop(running)
