@@ -68,7 +68,7 @@ SHAPES = Recipe(
      '--val-interval', '2'),
     grids='1x2,2x2', rates=(2e-3, 4e-3, 8e-3), search=('shapes-12x12', 800))
 
-# The recipe of benchmarks/voc.py. Its learning rate is 0.05; SpliceMix was better with 0.02 there, so the search goes
+# The recipe of the VOC study. Its learning rate is 0.05; SpliceMix was better with 0.02 there, so the search goes
 # down to 0.01.
 _VOC = (
     '--gp', 'max', '--train-crop-mode', 'multiscale', '--train-interpolation', 'bilinear', '--color-jitter', '0',
