@@ -17,6 +17,7 @@ from timm_splicemix.train import main
 from .conftest import REPOSITORY
 from .runs import CLASSES, TINY, assert_same_weights, summary, train, train_command, train_until, weights
 
+pytestmark = pytest.mark.curves  # they compare all files of runs
 MIXED = ('--splicemix-grids', '1x2,2x2', '--splicemix-cl', '--gp', 'max')
 # Everything that draws at random or has a state
 EVERYTHING = (
@@ -42,7 +43,6 @@ def assert_same_runs(folder, other):
 # --- what a run writes ---
 
 
-@pytest.mark.curves
 def test_a_run_can_be_understood_and_repeated_from_its_output_folder(data, tmp_path):
     folder = train(data, tmp_path, *MIXED)
     names = {path.name for path in folder.iterdir()}
@@ -105,7 +105,6 @@ def test_pretrained_weights_of_other_classes_are_loaded_without_the_classifier(d
             assert torch.equal(found[name], value), name
 
 
-@pytest.mark.curves
 def test_a_run_without_matplotlib_logs_once_that_it_draws_no_curves(data, tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)  # as if it were not installed
     folder = train(data, tmp_path)

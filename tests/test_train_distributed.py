@@ -50,6 +50,7 @@ def test_each_process_draws_its_own_records(run, tmp_path):
         assert mixer.plan(12).records[0].sources.tolist() == drawn[rank]
 
 
+@pytest.mark.curves  # which the other processes draw, too
 def test_two_processes_train_like_one_with_both_batches(data, run, tmp_path):
     flags = ('--freeze-bn', '--opt', 'sgd', '--lr', '0.02', '--model-ema', '--grad-accum-steps', '2')
     one = train(data, tmp_path, *flags, '-b', '4', name='one')
