@@ -39,9 +39,9 @@ ARMS = {  # flags of train.py that each run adds to the recipe; differences are 
 }
 RECIPE = (
     '--model', 'test_resnet', '--model-kwargs', 'output_stride=8', 'stem_width=8', 'channels=(16, 32, 32, 64)',
-    '--gp', 'max', '--img-size', '96', '--scale', '0.6', '1', '--color-jitter', '0', '--train-interpolation', 'bilinear',
-    '--opt', 'adamw', '--lr', '4e-3', '--weight-decay', '0.02', '--cache', 'ram', '--checkpoint-hist', '1',
-    '--log-interval', '1000')
+    '--gp', 'max', '--img-size', '96', '--scale', '0.6', '1', '--color-jitter', '0',
+    '--train-interpolation', 'bilinear', '--opt', 'adamw', '--lr', '4e-3', '--weight-decay', '0.02', '--cache', 'ram',
+    '--checkpoint-hist', '1', '--log-interval', '1000')
 INPUT = ('--batch-size', '32', '--workers', '0', '--decoder', 'torchvision', '--channels-last')
 PREVIEW = (
     '--batch-size', '8', '--img-size', '112', '--columns', '8', '--splicemix-ratio', '0.5', '--splicemix-mode', 'elem',
