@@ -140,6 +140,8 @@ def start(run: Run, args: argparse.Namespace) -> Job:
         process = subprocess.Popen(
             command, env={**os.environ, **ENVIRONMENT}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             pass_fds=[lock], start_new_session=True)
+    with contextlib.suppress(OSError):  # Linux may share the time between sessions, whatever the priority within each
+        Path(f'/proc/{process.pid}/autogroup').write_text('19', encoding='utf-8')
     os.truncate(lock, 0)
     os.pwrite(lock, str(process.pid).encode(), 0)
     return Job(run, process, lock)
