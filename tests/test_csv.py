@@ -329,6 +329,7 @@ def test_a_file_that_has_no_extension_itself_is_taken(tmp_path):
     ('image,labels\n\n', {}, r'Expected a header and rows in .*labels.csv, but got a header only'),
     ('photo,labels\na.jpg,cat\n', {},
      r'labels.csv has no column of images. Its columns: photo, labels. Set --csv-image-column'),
+    ('"pho\nto",labels\na.jpg,cat\n', {}, r'Its columns: pho\\nto, labels. Set --csv-image-column'),
     ('image,labels\na.jpg,cat\n', {'image_column': 'x'},
      r"has no column 'x' \(--csv-image-column\). Its columns: image, labels\."),
     ('image,labels\na.jpg,cat\n', {'label_column': 'x'}, r"has no column 'x' \(--csv-label-column\)"),

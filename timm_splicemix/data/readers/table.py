@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Iterator, NamedTuple, Optional, Sequence
 
 from ...errors import UsageError
-from ...files import read_text, unescape_cell
+from ...files import printable, read_text, unescape_cell
 from .find import SAVE_AS_CSV, WORKBOOKS
 
 # Usual names of columns, in lower case and without spaces, _ and -
@@ -45,7 +45,7 @@ class Table(NamedTuple):
 
     @property
     def listing(self) -> str:
-        return ', '.join(self.header)
+        return printable(', '.join(self.header))
 
     def __len__(self) -> int:
         return len(self.cells[0])
