@@ -7,8 +7,8 @@
 This command generates the shapes data set, draws a mixed batch, and trains the same small model plain, with SpliceMix
 and with SpliceMix-CL: the same images, number of steps and first weights, one process of one thread each. All models
 are evaluated on the same images; a table shows their mAP, and an HTML report shows everything else. SpliceMix is for
-the case that is the default here: training images are few, and the plain model overfits. With 2,000 images and 10
-epochs, which are as many steps, it does not, and SpliceMix costs accuracy (docs/when.md).
+the case that is the default here: training images are few, and the plain model overfits. Where it does not, SpliceMix
+may cost accuracy (docs/when.md); 2,000 images and 10 epochs are as many steps.
 
 Ctrl-C saves all runs and stops them; the same command resumes them and does not repeat what is finished.
 """
