@@ -52,18 +52,20 @@ def search_scores(recipe, best):
 
 def test_runs_that_depend_on_the_search_wait_for_it():
     names = [run.name for run in plan.runs_in_order({})]
-    assert names[0] == 'shapes-12x12-400-plain-seed0-lr0.004'
-    assert not any('seed1-' in name for name in names)
+    assert names[0] == 'shapes-12x12-800-plain-seed100-lr0.002'
+    assert not any(name.startswith('narrow') for name in names)
     names = [run.name for run in plan.runs_in_order(search_scores(plan.SHAPES, 0.008))]
-    assert 'shapes-12x12-400-plain-seed1-lr0.008' in names
-    assert not any(name.startswith('voc') and 'seed0' in name for name in names)
+    assert 'narrow-12x12-400-plain-seed1-lr0.008' in names
+    assert not any('shufflenet' in name and 'seed0' in name for name in names)
+    assert 'voc-160-300-plain-seed0-lr0.02' in names  # its recipe has a single rate
     assert len(names) == len(set(names))
 
 
-def test_every_run_has_the_same_steps_and_flags_that_train_accepts():
+def test_every_run_has_the_steps_of_its_setting_and_flags_that_train_accepts():
     for run in plan.runs_in_order({}, assume=True):
         args = build_parser().parse_args(run.flags())
-        assert (args.epochs, args.train_batches_per_epoch, args.batch_size) == (16, 62, 32)
+        steps = run.setting.epochs, run.setting.batches
+        assert (args.epochs, args.train_batches_per_epoch, args.batch_size) == (*steps, 32)
         assert args.seed == run.seed
         assert bool(args.splicemix_grids) == (run.arm != 'plain')
         assert bool(args.splicemix_cl) == (run.arm == 'splicemix-cl')
@@ -152,10 +154,10 @@ def test_report_pairs_seeds_and_uses_the_chosen_rate(tmp_path, capsys):
     for images, gain in ((200, 3), (400, 2), (800, -0.5), (2000, -2)):
         for seed in (0, 1):
             for arm in plan.ARMS:
-                name = f'shapes-12x12-{images}-{arm}-seed{seed}-lr0.004'
+                name = f'narrow-3x3-{images}-{arm}-seed{seed}-lr0.004'
                 mAP = 80. + seed + (gain + seed if arm != 'plain' else 0)
                 results.append(make_result(name, mAP, loss=0.1 + 0.02 * gain))
-    results.append(make_result('shapes-12x12-400-plain-seed0-lr0.008', 99.))
+    results.append(make_result('narrow-3x3-400-plain-seed0-lr0.008', 99.))
     for result in results:
         (tmp_path / result['name']).mkdir()
         (tmp_path / result['name'] / 'result.json').write_text(json.dumps(result))
@@ -163,7 +165,7 @@ def test_report_pairs_seeds_and_uses_the_chosen_rate(tmp_path, capsys):
         '--records', str(tmp_path / 'records'), '--output', str(tmp_path), '--voc-records', str(tmp_path / 'none')])
     text = capsys.readouterr().out
     assert '**0.004: 100.0**' in text
-    row = next(line for line in text.splitlines() if '12x12 map | 400 |' in line)
+    row = next(line for line in text.splitlines() if '3x3 map | 400 |' in line)
     assert '80.5 ± 0.7 | +2.5 ± 0.7 (+2.5 to +2.5)' in row
     assert row.endswith('| 0.100 | 0.140 | 1.4 ± 0.0 |')
     assert 'SpliceMix, gap above' in text
@@ -187,8 +189,8 @@ def test_runs_of_the_quickstart_are_kept_and_reported(tmp_path, capsys):
     mAPs = [
         json.loads((folder / arm / 'val' / 'results.json').read_text())['metrics']['mAP']
         for arm in ('plain', 'splicemix')]
-    row = next(line for line in capsys.readouterr().out.splitlines() if 'quickstart, 70 epochs' in line)
-    assert row.startswith(f'| quickstart, 70 epochs | 200 | 1 | {mAPs[0]:.1f} | {mAPs[1] - mAPs[0]:+.1f} (')
+    row = next(line for line in capsys.readouterr().out.splitlines() if 'shapes, wider model, 12x12 map, 420 steps' in line)
+    assert row.startswith(f'| shapes, wider model, 12x12 map, 420 steps | 200 | 1 | {mAPs[0]:.1f} | {mAPs[1] - mAPs[0]:+.1f} (')
 
 
 def test_report_has_the_runs_of_the_voc_study(tmp_path, capsys):

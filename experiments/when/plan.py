@@ -1,12 +1,12 @@
 """ What the study trains, and in which order
 
-All runs have the same number of steps, whatever the number of images: an epoch is 62 batches of 32 images, and a run
-has 16 epochs. The three arms of a setting and seed share the images, their order and the first weights.
+All runs of a setting have the same number of steps, whatever the number of images: an epoch is a fixed number of
+batches. The three arms of a setting and seed share the images, their order and the first weights.
 """
 from dataclasses import dataclass
 from typing import Iterator, Mapping, Optional
 
-EPOCHS, BATCHES, BATCH_SIZE = 16, 62, 32
+BATCH_SIZE = 32
 SEARCH_SEED = 100  # of images and weights in the search of the learning rate; no reported run shares them
 PLAIN = 'plain'
 ARMS = {PLAIN: 'Plain', 'splicemix': 'SpliceMix', 'splicemix-cl': 'SpliceMix-CL'}
@@ -22,7 +22,7 @@ class Recipe:
         data: Data set: 'shapes' or 'voc'.
         flags: Flags of train.py.
         grids: Grids of SpliceMix.
-        rates: Learning rates that are tried with each arm.
+        rates: Learning rates that are tried with each arm; a single one is used without a search.
         search: Setting and number of images of the search.
         weights: File of the pretrained weights, None to train from scratch.
     """
@@ -51,6 +51,8 @@ class Setting:
         size: Height and width of images.
         seconds: Core time of a plain run in seconds, for the planned cost.
         flags: Flags of train.py that this setting adds.
+        epochs: Number of epochs.
+        batches: Batches of an epoch.
     """
     name: str
     title: str
@@ -58,44 +60,58 @@ class Setting:
     size: int
     seconds: float
     flags: tuple[str, ...] = ()
+    epochs: int = 16
+    batches: int = 62
 
 
-# The recipe of `timm-splicemix quickstart`, which has a narrower model.
+# The recipe of `timm-splicemix quickstart`
 SHAPES = Recipe(
     'shapes', 'shapes',
     ('--model', 'test_resnet', '--gp', 'max', '--scale', '0.6', '1', '--color-jitter', '0',
      '--train-interpolation', 'bilinear', '--opt', 'adamw', '--weight-decay', '0.02', '--warmup-epochs', '1',
-     '--val-interval', '2'),
+     '--val-interval', '2', '--cache', 'ram'),
     grids='1x2,2x2', rates=(2e-3, 4e-3, 8e-3), search=('shapes-12x12', 800))
 
-# The recipe of the VOC study. Its learning rate is 0.05; SpliceMix was better with 0.02 there, so the search goes
-# down to 0.01.
+# The recipe of the VOC study, whose learning rate is 0.05. SpliceMix was better with 0.02 there, and long training on
+# few images prefers low rates too.
 _VOC = (
     '--gp', 'max', '--train-crop-mode', 'multiscale', '--train-interpolation', 'bilinear', '--color-jitter', '0',
     '--crop-mode', 'squash', '--crop-pct', '1.0', '--opt', 'momentum', '--momentum', '0.9', '--weight-decay', '1e-4',
     '--backbone-lr-scale', '0.5', '--sched', 'cosine', '--sched-on-updates', '--warmup-epochs', '1', '--warmup-lr', '0',
-    '--val-interval', '4')
+    '--val-interval', '5', '--cache', 'ram')
 _VOC_GRIDS = '1x2@0.3,2x2@0.4,2x3@0.3'
 LITE0 = Recipe(
-    'lite0', 'voc', (*_VOC, '--model', 'tf_efficientnet_lite0'), _VOC_GRIDS, rates=(0.01, 0.02, 0.05),
-    search=('voc-160', 600), weights='tf_efficientnet_lite0-imagenet.pth')
+    'lite0', 'voc', (*_VOC, '--model', 'tf_efficientnet_lite0'), _VOC_GRIDS, rates=(0.02,),
+    search=('voc-160', 300), weights='tf_efficientnet_lite0-imagenet.pth')
 SHUFFLENET = Recipe(
     'shufflenet', 'voc', (*_VOC, '--model', 'shufflenetv2_x0_5'), _VOC_GRIDS, rates=(0.02, 0.05, 0.1),
-    search=('voc-160-shufflenet', 600), weights='shufflenetv2_x0_5-backbone-rgb-imagenet-norm.pth')
+    search=('voc-160-shufflenet', 300), weights='shufflenetv2_x0_5-backbone-rgb-imagenet-norm.pth')
 
+_STRIDE_8 = ('--model-kwargs', 'output_stride=8')
+_NARROW = ('stem_width=8', 'channels=(16, 32, 32, 64)')  # the model of the quickstart
+_NARROW_STEPS = {'epochs': 12, 'batches': 50}
+_LITE0_STEPS = {'epochs': 10, 'batches': 32}
+_SHUFFLENET_STEPS = {'epochs': 10, 'batches': 50}
 _FREEZE_STAGES = ('--freeze', 'conv_stem', 'bn1', 'blocks.0', 'blocks.1', 'blocks.2', 'blocks.3')
+_SHUFFLENET_TITLE = 'VOC, ShuffleNetV2 x0.5, 160 px'
 SETTINGS = {setting.name: setting for setting in (
-    Setting('shapes-12x12', 'shapes, 96 px, 12x12 map', SHAPES, 96, 220, ('--model-kwargs', 'output_stride=8')),
-    Setting('shapes-3x3', 'shapes, 96 px, 3x3 map', SHAPES, 96, 155),
-    # `timm-splicemix quickstart`, see keep_quickstart.py: as it is, and with the model of the other settings
-    Setting('quickstart-100', 'quickstart, narrow model, 100 epochs', SHAPES, 96, 65),
-    Setting('quickstart-70', 'quickstart, 70 epochs', SHAPES, 96, 90),
-    Setting('voc-160', 'VOC, 160 px', LITE0, 160, 800, ('--freeze-bn', *_FREEZE_STAGES)),
-    # Each of these three changes one thing of voc-160.
-    Setting('voc-160-all', 'VOC, 160 px, all stages trained', LITE0, 160, 1200, ('--freeze-bn',)),
-    Setting('voc-160-bn', 'VOC, 160 px, batch statistics', LITE0, 160, 800, _FREEZE_STAGES),
-    Setting('voc-224', 'VOC, 224 px', LITE0, 224, 1550, ('--freeze-bn', *_FREEZE_STAGES)),
-    Setting('voc-160-shufflenet', 'VOC, 160 px, ShuffleNetV2 x0.5, all stages, batch statistics', SHUFFLENET, 160, 380),
+    Setting('shapes-12x12', 'shapes, wider model, 12x12 map', SHAPES, 96, 220, _STRIDE_8),
+    Setting('narrow-12x12', 'shapes, 12x12 map', SHAPES, 96, 140, (*_STRIDE_8, *_NARROW), **_NARROW_STEPS),
+    Setting('narrow-3x3', 'shapes, 3x3 map', SHAPES, 96, 95, ('--model-kwargs', *_NARROW), **_NARROW_STEPS),
+    # `timm-splicemix quickstart`, see keep_quickstart.py: as it is, and with the wider model
+    Setting('quickstart-100', 'shapes, 12x12 map (quickstart)', SHAPES, 96, 65),
+    Setting('quickstart-70', 'shapes, wider model, 12x12 map, 420 steps', SHAPES, 96, 90),
+    Setting('voc-160', 'VOC, lite0, 160 px', LITE0, 160, 420, ('--freeze-bn', *_FREEZE_STAGES), **_LITE0_STEPS),
+    # All stages are trained, with batch statistics. Each of the three settings after it changes one thing.
+    Setting('voc-160-shufflenet', _SHUFFLENET_TITLE, SHUFFLENET, 160, 210, **_SHUFFLENET_STEPS),
+    Setting(
+        'voc-160-shufflenet-bn', f'{_SHUFFLENET_TITLE}, frozen statistics', SHUFFLENET, 160, 210, ('--freeze-bn',),
+        **_SHUFFLENET_STEPS),
+    Setting(
+        'voc-160-shufflenet-stages', f'{_SHUFFLENET_TITLE}, frozen first stages', SHUFFLENET, 160, 150,
+        ('--freeze', 'conv1', 'stage2'), **_SHUFFLENET_STEPS),
+    Setting(
+        'voc-224-shufflenet', 'VOC, ShuffleNetV2 x0.5, 224 px', SHUFFLENET, 224, 380, **_SHUFFLENET_STEPS),
 )}
 
 
@@ -134,8 +150,8 @@ class Run:
         return [
             *self.setting.recipe.flags, *self.setting.flags, *self.setting.recipe.arm_flags(self.arm),
             '--img-size', str(self.setting.size), '--lr', f'{self.lr:g}', '--seed', str(self.seed),
-            '--epochs', str(EPOCHS), '--train-batches-per-epoch', str(BATCHES), '--batch-size', str(BATCH_SIZE),
-            '--channels-last', '--decoder', 'torchvision']
+            '--epochs', str(self.setting.epochs), '--train-batches-per-epoch', str(self.setting.batches),
+            '--batch-size', str(BATCH_SIZE), '--channels-last', '--decoder', 'torchvision']
 
 
 @dataclass(frozen=True)
@@ -146,12 +162,10 @@ class Block:
         setting: Name of the setting.
         images: Numbers of training images.
         seeds: Seeds; all runs of a seed come before those of the next one.
-        lr: Learning rate of all arms, None for the result of the search.
     """
     setting: str
     images: tuple[int, ...]
     seeds: tuple[int, ...]
-    lr: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -165,22 +179,22 @@ class Search:
 
 
 ORDER = (
-    # These six are among the reported runs if the search chooses the rate of the quickstart.
-    Block('shapes-12x12', (400, 2000), (0,), lr=4e-3),
+    # The wider model has the search, and six reported runs.
+    Block('shapes-12x12', (400, 2000), (0,)),
     Search(SHAPES),
-    Block('shapes-12x12', (400, 2000), (0, 1, 2)),
-    Block('shapes-12x12', (200, 800), (0, 1, 2)),
-    Block('shapes-3x3', (400, 2000), (0, 1, 2)),
-    Block('shapes-3x3', (200, 800), (0, 1, 2)),
-    Search(LITE0),
-    Block('voc-160', (300, 2500), (0,)),
-    Block('voc-160', (600,), (0,)),
-    Block('voc-160-all', (600,), (0,)),
-    Block('voc-160-bn', (600,), (0,)),
+    Block('narrow-12x12', (400, 2000), (0, 1, 2)),
     Search(SHUFFLENET),
-    Block('voc-160-shufflenet', (600,), (0, 1, 2)),
-    Block('voc-160', (300, 2500), (1, 2)),
-    Block('voc-224', (600,), (0,)),
+    Block('voc-160-shufflenet', (300, 600), (0,)),
+    Block('narrow-12x12', (800,), (0, 1, 2)),
+    Block('voc-160-shufflenet', (300, 600), (1, 2)),
+    Block('voc-160', (300, 600), (0,)),
+    Block('narrow-3x3', (400, 2000), (0, 1, 2)),
+    Block('voc-160-shufflenet-bn', (300,), (0,)),
+    Block('voc-160-shufflenet-stages', (300,), (0,)),
+    Block('voc-224-shufflenet', (300,), (0,)),
+    Block('narrow-3x3', (200, 800), (0, 1, 2)),
+    Block('voc-160', (300, 600), (1, 2)),
+    Block('voc-160-shufflenet', (2500,), (0, 1, 2)),
 )
 
 
@@ -199,6 +213,8 @@ def chosen_rate(recipe: Recipe, arm: str, scores: Mapping[str, float]) -> Option
         scores: mAP of each finished run, by its name.
     """
     runs = search_runs(recipe, arm)
+    if len(runs) == 1:
+        return runs[0].lr
     if any(run.name not in scores for run in runs):
         return None
     return max(runs, key=lambda run: scores[run.name]).lr
@@ -219,7 +235,7 @@ def runs_in_order(scores: Mapping[str, float], assume: bool = False) -> Iterator
             setting = SETTINGS[block.setting]
             rates = {}
             for arm in ARMS:
-                rate = block.lr or chosen_rate(setting.recipe, arm, scores)
+                rate = chosen_rate(setting.recipe, arm, scores)
                 rates[arm] = rate or (setting.recipe.rates[1] if assume else None)
             found = [
                 Run(setting, images, arm, seed, rates[arm])

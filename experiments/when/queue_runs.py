@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
-from plan import EPOCHS, Run, runs_in_order
+from plan import Run, runs_in_order
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / 'records'
@@ -300,9 +300,9 @@ def print_state(args: argparse.Namespace) -> None:
             continue
         summary = folder / 'summary.csv'
         epochs = len(summary.read_text().splitlines()) - 1 if summary.is_file() else 0
-        left += run.seconds * (1 - epochs / EPOCHS)
+        left += run.seconds * (1 - epochs / run.setting.epochs)
         if folder.is_dir():
-            print(f'begun     {run.name}: {epochs} of {EPOCHS} epochs')
+            print(f'begun     {run.name}: {epochs} of {run.setting.epochs} epochs')
         elif args.all:
             print(f'waiting   {run.name}')
     spent = sum(record['core_seconds'] for record in finished.values())

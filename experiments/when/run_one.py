@@ -18,7 +18,7 @@ import numpy as np
 import timm
 import torch
 from lists import make_lists
-from plan import EPOCHS, Run, find_run
+from plan import Run, find_run
 
 import timm_splicemix
 from timm_splicemix import average_precision
@@ -41,7 +41,7 @@ def train_run(run: Run, lists: dict[str, Path], args: argparse.Namespace) -> Non
     """
     folder = args.output / run.name
     rows = read_summary(folder)
-    if rows and int(rows[-1]['epoch']) == EPOCHS - 1:
+    if rows and int(rows[-1]['epoch']) == run.setting.epochs - 1:
         return
     flags = [
         *run.flags(), '--dataset', 'csv', '--data-dir', args.data, '--train-ann', lists['train'],
