@@ -189,8 +189,9 @@ def test_runs_of_the_quickstart_are_kept_and_reported(tmp_path, capsys):
     mAPs = [
         json.loads((folder / arm / 'val' / 'results.json').read_text())['metrics']['mAP']
         for arm in ('plain', 'splicemix')]
-    row = next(line for line in capsys.readouterr().out.splitlines() if 'shapes, wider model, 12x12 map, 420 steps' in line)
-    assert row.startswith(f'| shapes, wider model, 12x12 map, 420 steps | 200 | 1 | {mAPs[0]:.1f} | {mAPs[1] - mAPs[0]:+.1f} (')
+    title = plan.SETTINGS['quickstart-70'].title
+    row = next(line for line in capsys.readouterr().out.splitlines() if title in line)
+    assert row.startswith(f'| {title} | 200 | 1 | {mAPs[0]:.1f} | {mAPs[1] - mAPs[0]:+.1f} (')
 
 
 def test_report_has_the_runs_of_the_voc_study(tmp_path, capsys):

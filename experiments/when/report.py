@@ -23,6 +23,7 @@ VOC_STUDY = ('voc-128', 'voc-128-20', 'voc-224', 'voc-224-20')  # all of split t
 VOC_ARMS = {'baseline': PLAIN, **{arm: arm for arm in ARMS}}
 
 PLACES = {'val': 'val', 'val_unbiased': 'val_unbiased', 'val_half': 'val at half size'}
+CLEAR_GAIN = 0.5  # in mAP; smaller differences change their sign with the seed
 MIXED = [arm for arm in ARMS if arm != PLAIN]
 
 
@@ -42,6 +43,11 @@ class Cell:
     def seeds(self, arm: str) -> list[int]:
         """Seeds of an arm that have a plain run too."""
         return sorted(seed for name, seed in self.runs if name == arm and (PLAIN, seed) in self.runs)
+
+    def count_seeds(self) -> str:
+        """Number of seeds, or one number for each arm if they differ."""
+        counts = [str(len(self.seeds(arm))) for arm in ARMS]
+        return counts[0] if len(set(counts)) == 1 else ' / '.join(counts)
 
     def values(self, arm: str, place: str) -> list[float]:
         """mAP of each seed; [] where it was not measured."""
@@ -177,17 +183,28 @@ def gain_table(cells: Sequence[Cell], place: str, samples: dict[str, dict[str, l
         gains = [
             mean_and_std([cell.gain(arm, place, seed) for seed in cell.seeds(arm)], sign='+')
             + interval(cell, arm, place, samples) for arm in MIXED]
-        counts = [len(cell.seeds(arm)) for arm in ARMS]
         row = [
-            cell.title, f'{cell.images:,}',
-            str(counts[0]) if len(set(counts)) == 1 else ' / '.join(map(str, counts)),
-            mean_and_std(cell.values(PLAIN, place)), *gains]
+            cell.title, f'{cell.images:,}', cell.count_seeds(), mean_and_std(cell.values(PLAIN, place)), *gains]
         if with_losses:
             train, val = zip(*(cell.losses(seed) for seed in cell.seeds(PLAIN)))
             gaps = [cell.gap(seed) for seed in cell.seeds(PLAIN)]
             row += [*(f'{statistics.mean(losses):.3f}' for losses in (train, val)), mean_and_std(gaps)]
         rows.append(row)
     return format_table([*head, *(['plain: training loss', 'validation loss', 'gap'] if with_losses else [])], rows)
+
+
+def summary_table(cells: Sequence[Cell]) -> str:
+    """The table of docs/when.md: gains on val and at half size, from the largest gap to the smallest."""
+    head = ['plain model: validation / training loss', 'setting', 'images', 'seeds', *(
+        f'{where}{ARMS[arm]}' for where in ('', 'half size: ') for arm in MIXED)]
+    rows = []
+    for cell in cells:
+        gap = statistics.mean(cell.gap(seed) for seed in cell.seeds(PLAIN))
+        gains = [
+            mean_and_std([cell.gain(arm, place, seed) for seed in cell.seeds(arm)], sign='+')
+            for place in ('val', 'val_half') for arm in MIXED]
+        rows.append((gap, [f'{gap:.1f}', cell.title, f'{cell.images:,}', cell.count_seeds(), *gains]))
+    return format_table(head, [row for _, row in sorted(rows, key=lambda row: -row[0])])
 
 
 def best_threshold(points: Sequence[tuple[float, float]]) -> float:
@@ -204,6 +221,13 @@ def best_threshold(points: Sequence[tuple[float, float]]) -> float:
 def count_hits(points: Iterable[tuple[float, float]], threshold: float) -> int:
     """Number of points whose gain is positive exactly if the predictor is above the threshold."""
     return sum((value > threshold) == (gain > 0) for value, gain in points)
+
+
+def _clear_hits(points: Sequence[tuple[float, float]], threshold: float) -> str:
+    clear = [point for point in points if abs(point[1]) >= CLEAR_GAIN]
+    return (
+        f'Of pairs that differ by at least {CLEAR_GAIN:g} mAP: {count_hits(clear, threshold)} of {len(clear)}, always '
+        f'"gains" {sum(gain > 0 for _, gain in clear)}.')
 
 
 def rule_lines(cells: Sequence[Cell]) -> list[str]:
@@ -232,12 +256,13 @@ def rule_lines(cells: Sequence[Cell]) -> list[str]:
             lines.append(
                 f'- {ARMS[arm]}, {name} above {threshold:.3g}: sign of the gain right in '
                 f'{count_hits(together, threshold)} of {len(together)} pairs, with each cell left out in {left_out}; '
-                f'always "gains" is right in {sum(gain > 0 for _, gain in together)}.')
+                f'always "gains" is right in {sum(gain > 0 for _, gain in together)}. '
+                + _clear_hits(together, threshold))
     return lines
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
-    """ Draw gains against the gap of the plain runs: each seed pale, the mean with the number of images.
+    """ Draw gains against the gap of the plain runs: mean over seeds, with the range of the seeds.
 
     Args:
         cells: The cells.
@@ -246,31 +271,33 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     import matplotlib
     matplotlib.use('Agg')
     from matplotlib import pyplot
-    markers = dict(zip(dict.fromkeys(cell.title for cell in cells), itertools.cycle('osD^v<>PX*')))
-    figure, panels = pyplot.subplots(1, len(PLACES), figsize=(5 * len(PLACES), 4.4), layout='constrained')
+    from matplotlib.lines import Line2D
+    markers = dict(zip(dict.fromkeys(cell.title for cell in cells), itertools.cycle('osD^v<>PX*hd')))
+    colors = {arm: f'C{number}' for number, arm in enumerate(MIXED)}
+    figure, panels = pyplot.subplots(1, len(PLACES), figsize=(5 * len(PLACES), 5), layout='constrained')
     for axes, (place, title) in zip(panels, PLACES.items()):
-        for cell in cells:
-            for arm in MIXED:
-                color = f'C{MIXED.index(arm)}'
-                seeds = cell.seeds(arm) if cell.values(arm, place) else []
-                gaps = [cell.gap(seed) for seed in seeds]
-                gains = [cell.gain(arm, place, seed) for seed in seeds]
-                if seeds:
-                    marker = markers[cell.title]
-                    label = f'{ARMS[arm]}, {cell.title}'
-                    axes.plot(gaps, gains, marker, color=color, alpha=0.25, markersize=4)
-                    mean = statistics.mean(gaps), statistics.mean(gains)
-                    axes.plot(*mean, marker, color=color, label=label)
-                    axes.annotate(
-                        f'{cell.images:,}', mean, xytext=(4, 3), textcoords='offset points', fontsize=7, color=color)
+        for cell, arm in itertools.product(cells, MIXED):
+            if not cell.values(arm, place):
+                continue
+            gaps, gains = zip(*((cell.gap(seed), cell.gain(arm, place, seed)) for seed in cell.seeds(arm)))
+            x, y = statistics.mean(gaps), statistics.mean(gains)
+            axes.errorbar(
+                x, y, yerr=[[y - min(gains)], [max(gains) - y]], xerr=[[x - min(gaps)], [max(gaps) - x]],
+                fmt=markers[cell.title], color=colors[arm], alpha=0.8, markersize=6, elinewidth=0.8)
+            if arm == MIXED[0]:
+                axes.annotate(f'{cell.images:,}', (x, y), xytext=(5, 3), textcoords='offset points', fontsize=7)
         axes.axhline(0, color='#5f6368', linewidth=1)
+        ticks = [1, 2, 4, 8, 16, 32]
         axes.set(
             title=f'mAP on {title}', xlabel='plain model: validation loss / training loss', ylabel='gain in mAP',
-            xscale='log', xticks=[1, 2, 4, 8, 16], xticklabels=['1', '2', '4', '8', '16'], xlim=(0.8, 32))
+            xscale='log', xticks=ticks, xticklabels=ticks, xlim=(0.8, 40))
+        axes.minorticks_off()
         axes.grid(alpha=0.3)
-    handles = dict(zip(*reversed(panels[0].get_legend_handles_labels())))
-    figure.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=3, fontsize=8)
-    figure.savefig(path, dpi=120)
+    handles = [Line2D([], [], color=colors[arm], linewidth=6, label=ARMS[arm]) for arm in MIXED]
+    handles += [
+        Line2D([], [], color='#5f6368', marker=marker, linestyle='', label=title) for title, marker in markers.items()]
+    figure.legend(handles=handles, loc='outside lower center', ncols=4, fontsize=8)
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 
@@ -293,6 +320,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     hours = sum(record['core_seconds'] for record in finished.values()) / 3600
     print(f'{len(finished)} runs, {hours:.1f} core-hours. Mean and standard deviation over seeds; in parentheses the '
           '95 % interval over validation images.')
+    print(f'\n## Gains by the gap of the plain model\n\n{summary_table(cells)}')
     print(f'\n## Learning rates\n\n{rate_table(finished)}')
     for place, title in PLACES.items():
         print(f'\n## mAP on {title}\n\n{gain_table(cells, place, samples)}')
