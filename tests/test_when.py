@@ -201,6 +201,21 @@ def test_report_has_the_runs_of_the_voc_study(tmp_path, capsys):
     assert row == f'| VOC study, 224 px, 20 epochs | 2,500 | 2 / 2 / 1 | {mAP} | 0.025 | 0.079 | 3.2 ± 0.1 |'
 
 
+def test_the_documents_have_the_numbers_of_the_records(capsys):
+    report.main([])
+    text = capsys.readouterr().out
+    table = text.partition('## Gains by the gap of the plain model\n\n')[2].partition('\n\n')[0]
+    assert len(table.splitlines()) > 8
+    assert table in (REPOSITORY / 'docs' / 'when.md').read_text()
+    count = text.partition(' runs')[0]
+    assert f'{count} runs' in (FOLDER / 'README.md').read_text()
+
+
+def test_picture_of_the_gains_is_drawn(tmp_path):
+    report.main(['--picture', str(tmp_path / 'gain.png')])
+    assert (tmp_path / 'gain.png').stat().st_size > 10_000
+
+
 def test_threshold_separates_gains_from_losses():
     points = [(0.01, -2.), (0.02, -1.), (0.1, 1.), (0.2, 2.)]
     assert report.best_threshold(points) == pytest.approx(0.06)

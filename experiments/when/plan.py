@@ -84,7 +84,7 @@ LITE0 = Recipe(
     'lite0', 'voc', (*_VOC, '--model', 'tf_efficientnet_lite0'), _VOC_GRIDS, rates=(0.02,),
     search=('voc-160', 300), weights='tf_efficientnet_lite0-imagenet.pth')
 SHUFFLENET = Recipe(
-    'shufflenet', 'voc', (*_VOC, '--model', 'shufflenetv2_x0_5'), _VOC_GRIDS, rates=(0.02, 0.05),
+    'shufflenet', 'voc', (*_VOC, '--model', 'shufflenetv2_x0_5'), _VOC_GRIDS, rates=(0.01, 0.02),
     search=('voc-160-shufflenet', 300), weights='shufflenetv2_x0_5-backbone-rgb-imagenet-norm.pth')
 
 _STRIDE_8 = ('--model-kwargs', 'output_stride=8')
@@ -186,15 +186,14 @@ ORDER = (
     Search(SHUFFLENET),
     Block('voc-160-shufflenet', (300, 600), (0,)),
     Block('narrow-3x3', (400, 2000), (0,)),
-    Block('voc-160-shufflenet', (300, 600), (1,)),
-    Block('narrow-12x12', (800,), (0, 1, 2)),
+    Block('voc-160-shufflenet', (300, 600), (1, 2)),
     Block('voc-160', (300,), (0,)),
-    Block('voc-160-shufflenet', (300, 600), (2,)),
     Block('narrow-3x3', (400, 2000), (1, 2)),
-    Block('voc-160', (600,), (0,)),
     Block('voc-160-shufflenet-bn', (300,), (0,)),
     Block('voc-160-shufflenet-stages', (300,), (0,)),
+    Block('narrow-12x12', (800,), (0, 1, 2)),
     Block('voc-224-shufflenet', (300,), (0,)),
+    Block('voc-160', (600,), (0,)),
     Block('narrow-3x3', (200, 800), (0, 1, 2)),
     Block('voc-160', (300, 600), (1, 2)),
     Block('voc-160-shufflenet', (2500,), (0, 1, 2)),
