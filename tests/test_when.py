@@ -165,7 +165,7 @@ def test_report_pairs_seeds_and_uses_the_chosen_rate(tmp_path, capsys):
         '--records', str(tmp_path / 'records'), '--output', str(tmp_path), '--voc-records', str(tmp_path / 'none')])
     text = capsys.readouterr().out
     assert '**0.004: 100.0**' in text
-    row = next(line for line in text.splitlines() if '3x3 map | 400 |' in line)
+    row = next(line for line in text.splitlines() if line.startswith('| shapes, 3x3 map | 400 |'))
     assert '80.5 ± 0.7 | +2.5 ± 0.7 (+2.5 to +2.5)' in row
     assert row.endswith('| 0.100 | 0.140 | 1.4 ± 0.0 |')
     assert 'SpliceMix, gap above' in text
@@ -190,15 +190,15 @@ def test_runs_of_the_quickstart_are_kept_and_reported(tmp_path, capsys):
         json.loads((folder / arm / 'val' / 'results.json').read_text())['metrics']['mAP']
         for arm in ('plain', 'splicemix')]
     title = plan.SETTINGS['quickstart-70'].title
-    row = next(line for line in capsys.readouterr().out.splitlines() if title in line)
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(f'| {title}'))
     assert row.startswith(f'| {title} | 200 | 1 | {mAPs[0]:.1f} | {mAPs[1] - mAPs[0]:+.1f} (')
 
 
 def test_report_has_the_runs_of_the_voc_study(tmp_path, capsys):
     report.main(['--records', str(tmp_path)])
-    row = next(line for line in capsys.readouterr().out.splitlines() if 'VOC study, 224 px, 20 epochs' in line)
     mAP = '85.1 ± 0.2 | +1.1 ± 0.4 | +0.5'  # as in its RESULTS.md
-    assert row == f'| VOC study, 224 px, 20 epochs | 2,500 | 2 / 2 / 1 | {mAP} | 0.025 | 0.079 | 3.2 ± 0.1 |'
+    row = f'| VOC study, 224 px, 20 epochs | 2,500 | 2 / 2 / 1 | {mAP} | 0.025 | 0.079 | 3.2 ± 0.1 |'
+    assert row in capsys.readouterr().out.splitlines()
 
 
 def test_the_documents_have_the_numbers_of_the_records(capsys):

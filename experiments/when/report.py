@@ -59,6 +59,11 @@ class Cell:
         mine, plain = (self.runs[name, seed]['metrics'][place]['mAP'] for name in (arm, PLAIN))
         return mine - plain
 
+    def gains(self, arm: str, place: str) -> list[float]:
+        """Gain of each seed; [] where it was not measured."""
+        is_measured = bool(self.values(arm, place))
+        return [self.gain(arm, place, seed) for seed in self.seeds(arm)] if is_measured else []
+
     def losses(self, seed: int) -> tuple[float, float]:
         """Training and validation loss of the plain run after its last epoch."""
         run = self.runs[PLAIN, seed]
@@ -181,7 +186,7 @@ def gain_table(cells: Sequence[Cell], place: str, samples: dict[str, dict[str, l
         if not cell.values(PLAIN, place):
             continue
         gains = [
-            mean_and_std([cell.gain(arm, place, seed) for seed in cell.seeds(arm)], sign='+')
+            mean_and_std(cell.gains(arm, place), sign='+')
             + interval(cell, arm, place, samples) for arm in MIXED]
         row = [
             cell.title, f'{cell.images:,}', cell.count_seeds(), mean_and_std(cell.values(PLAIN, place)), *gains]
@@ -201,7 +206,7 @@ def summary_table(cells: Sequence[Cell]) -> str:
     for cell in cells:
         gap = statistics.mean(cell.gap(seed) for seed in cell.seeds(PLAIN))
         gains = [
-            mean_and_std([cell.gain(arm, place, seed) for seed in cell.seeds(arm)], sign='+')
+            mean_and_std(cell.gains(arm, place), sign='+')
             for place in ('val', 'val_half') for arm in MIXED]
         rows.append((gap, [f'{gap:.1f}', cell.title, f'{cell.images:,}', cell.count_seeds(), *gains]))
     return format_table(head, [row for _, row in sorted(rows, key=lambda row: -row[0])])
