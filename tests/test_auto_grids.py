@@ -8,7 +8,7 @@ import torch
 import yaml
 
 import timm_splicemix as tsm
-from timm_splicemix.mix import AUTO_GRIDS, auto, choose_grids
+from timm_splicemix.mix import AUTO_GRIDS, AUTO_WEIGHT, auto, choose_grids
 from timm_splicemix.models import describe_features
 from timm_splicemix.preview import main as preview
 from timm_splicemix.run.grids import set_auto_grids
@@ -131,6 +131,24 @@ def test_other_grids_stay(grids, caplog):
     assert not caplog.records
 
 
+@pytest.mark.parametrize('flags, weight', [
+    ({}, AUTO_WEIGHT), ({'splicemix_weight': 0.5}, 0.5), ({'splicemix_batch': 'fixed'}, AUTO_WEIGHT),
+    ({'splicemix_batch': 'only'}, None), ({'splicemix_batch': 'alternate'}, None), ({'loss_reduction': 'sum'}, None)])
+def test_auto_gives_mixed_images_a_weight_where_the_user_did_not(flags, weight):
+    model = timm.create_model('test_resnet', num_classes=3)
+    args = argparse.Namespace(**{'splicemix_grids': 'auto', 'splicemix_weight': None, **flags})
+    set_auto_grids(args, (3, 160, 160), model)
+    assert args.splicemix_weight == weight
+
+
+@pytest.mark.parametrize('saved, weight', [({}, None), ({'splicemix_weight': 0.5}, 0.5)])
+def test_a_resumed_run_keeps_its_weight(saved, weight):
+    args = argparse.Namespace(splicemix_grids='auto', splicemix_weight=None)
+    resumed = {'args': {'splicemix_grids': '1x2', **saved}}
+    assert set_auto_grids(args, (3, 160, 160), timm.create_model('test_resnet'), resumed) == '1x2'
+    assert args.splicemix_weight == weight
+
+
 # --- commands ---
 
 
@@ -163,18 +181,21 @@ def test_a_resumed_run_keeps_its_grids(data, tmp_path, whole_run, chosen, again,
     caplog.set_level(logging.INFO)
     folder = train_until(
         0, 2, data, tmp_path, '--splicemix-grids', 'auto', '--splicemix-mode', 'elem', *FINE_MAP, '--gp', 'max')
-    assert caplog.text.count(f'Using --splicemix-grids {chosen} for auto: with images of 64 x 64 px') == 1
+    line = f'Using --splicemix-grids {chosen} and --splicemix-weight 0.25 for auto: with images of 64 x 64 px'
+    assert caplog.text.count(line) == 1
     monkeypatch.setattr(auto, 'MIN_CELL_PIXELS', 10_000)  # another version of the package
     main(['--resume', str(folder), *again])
     assert_same_weights(folder / 'last.pth.tar', whole_run / 'last.pth.tar')
-    assert yaml.safe_load((folder / 'args.yaml').read_text())['splicemix_grids'] == chosen
+    settings = yaml.safe_load((folder / 'args.yaml').read_text())
+    assert (settings['splicemix_grids'], settings['splicemix_weight']) == (chosen, AUTO_WEIGHT)
     assert ('these are the grids of the resumed run' in caplog.text) == bool(again)
 
 
 def test_a_run_says_that_no_grid_fits_and_that_cells_are_too_coarse_for_cl(data, tmp_path, caplog):
     train(data, tmp_path, '--splicemix-grids', 'auto', '--splicemix-cl', '--gp', 'max', '--epochs', '1')
     about_grids, about_cells = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
-    assert 'Using --splicemix-grids 1x2 for auto' in about_grids and '2 x 1 positions' in about_grids
+    assert 'Using --splicemix-grids 1x2 and --splicemix-weight 0.25 for auto' in about_grids
+    assert '2 x 1 positions' in about_grids
     assert 'SpliceMix-CL predicts cells of few positions on the feature map of 2 x 2 (1x2: 2 x 1)' in about_cells
 
 

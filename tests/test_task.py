@@ -104,6 +104,25 @@ def test_the_task_loss_is_that_of_regular_and_mixed_images_alike():
     assert not result['task_loss'].requires_grad and 'consistency_loss' not in result
 
 
+@pytest.mark.parametrize('batch, regular', [('append', 8), ('fixed', 6)])
+@pytest.mark.parametrize('weight', [0.25, 2.])
+def test_mixed_images_have_their_weight_in_the_loss(weight, batch, regular):
+    task = make_task(grids='1x2,2x2', mode='elem', batch=batch, mixed_weight=weight)
+    images, targets = make_batch(8)
+    plan = next_plan(task, 8)
+    mixed = [reference.splice(images, targets, record) for record in plan.records]
+    all_images = torch.cat([images[plan.kept], *(part.float() for part, _ in mixed)])
+    all_targets = torch.cat([targets[plan.kept], *(part for _, part in mixed)])
+    logits = task.get_eval_model()(all_images)
+    losses = [F.binary_cross_entropy_with_logits(*pair) for pair in zip(logits, all_targets)]
+    weights = [1.] * regular + [weight] * (len(all_images) - regular)
+    expected = sum(factor * loss for factor, loss in zip(weights, losses)) / sum(weights)
+    result = task(images, targets)
+    close(result['loss'], expected, 1e-5)
+    assert torch.equal(result['task_loss'], result['loss'])
+    assert len(result['output']) == regular
+
+
 @pytest.mark.parametrize('batch, number', [('append', 8), ('fixed', 6), ('only', 0)])
 def test_the_output_are_the_regular_images_that_stayed(batch, number):
     images, targets = make_batch(8)
@@ -426,6 +445,14 @@ def test_the_warning_about_tokens_has_no_stride(caplog, monkeypatch):
 def test_invalid_settings_are_refused_before_training():
     with raises_error('Expected a consistency weight of at least 0, but got -1'):
         make_task(consistency_weight=-1)
+    with raises_error('Expected a weight of mixed images above 0, but got 0'):
+        make_task(mixed_weight=0)
+    for batch in ('alternate', 'only'):
+        with raises_error(f"(--splicemix-weight), but got the batch '{batch}'"):
+            make_task(batch=batch, mixed_weight=0.5)
+    with raises_error('Expected a mean as loss to weight mixed images (--splicemix-weight), but got a sum'):
+        SpliceMixTask(
+            create_model('test_resnet'), torch.nn.BCEWithLogitsLoss(reduction='sum'), SpliceMix('2x2'), mixed_weight=2.)
     model = create_model('test_vit', num_classes=5)
     with raises_error('cannot be used for consistency learning: its head reads the class token'):
         make_task(model, consistency_weight=1., input_size=(3, 160, 160))

@@ -331,6 +331,15 @@ def test_names_of_classes_are_those_of_the_data(data):
     assert vars(run.mixer.labels) == {'unknown_classes': (0, 2), 'all_classes': (1,)}
 
 
+@shows('splicemix_weight')
+def test_mixed_images_have_a_weight_in_the_loss(data):
+    def loss(*flags):
+        run = build(data, '--splicemix-grids', '2x2', *flags)
+        return run.task(torch.ones(4, 3, 64, 64), torch.eye(4, 3))['loss']
+
+    assert loss('--splicemix-weight', '1') == loss() != loss('--splicemix-weight', '0.25')
+
+
 @shows('splicemix_cl_mean')
 def test_the_consistency_loss_divides_by_visible_or_all_cells(data):
     def consistency(*flags):

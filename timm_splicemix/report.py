@@ -45,8 +45,8 @@ CHARTS = {
     'mAP': ('eval_mAP', 'eval_ema_mAP'), 'top-1 accuracy': ('eval_top1', 'eval_ema_top1'), 'learning rate': ('lr',)}
 MAIN_SETTINGS = (
     'model', 'pretrained', 'dataset', 'data_dir', 'img_size', 'gp', 'epochs', 'batch_size', 'opt', 'lr', 'weight_decay',
-    'sched', 'loss', 'splicemix_grids', 'splicemix_ratio', 'splicemix_drop_prob', 'splicemix_cl', 'mixup', 'cutmix',
-    'model_ema', 'amp', 'seed')
+    'sched', 'loss', 'splicemix_grids', 'splicemix_ratio', 'splicemix_drop_prob', 'splicemix_weight', 'splicemix_cl',
+    'mixup', 'cutmix', 'model_ema', 'amp', 'seed')
 
 MISTAKES_HINT = (
     'Mistakes with their pictures need an evaluation: run timm-splicemix validate --output DIR, and give DIR to the '

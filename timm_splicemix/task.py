@@ -184,6 +184,7 @@ class SpliceMixTask(TrainingTask):
         dtype: Type of the task.
         verbose: Log the settings of the task.
         consistency_mean: Divide the consistency loss by the number of 'visible' cells or of 'all' cells.
+        mixed_weight: Weight of a mixed image in the mean of the criterion; that of a regular image is 1.
     """
 
     def __init__(
@@ -198,14 +199,24 @@ class SpliceMixTask(TrainingTask):
             dtype: Optional[torch.dtype] = None,
             verbose: bool = True,
             consistency_mean: str = 'visible',
+            mixed_weight: float = 1.,
     ):
         super().__init__(device=device, dtype=dtype, verbose=verbose)
         if consistency_weight < 0:
             raise UsageError(f'Expected a consistency weight of at least 0, but got {consistency_weight}.')
+        if mixed_weight <= 0:
+            raise UsageError(f'Expected a weight of mixed images above 0, but got {mixed_weight}.')
+        if mixed_weight != 1 and getattr(mixer, 'batch', '') in ('alternate', 'only'):
+            raise UsageError(
+                'Expected regular and mixed images in one batch to weight mixed images (--splicemix-weight), but got '
+                f"the batch '{mixer.batch}'.")
+        if mixed_weight != 1 and getattr(criterion, 'reduction', '') == 'sum':
+            raise UsageError('Expected a mean as loss to weight mixed images (--splicemix-weight), but got a sum.')
         self.trainable_module = SpliceMixModule(model)
         self.criterion = criterion
         self.mixer = mixer
         self.consistency_weight = consistency_weight
+        self.mixed_weight = mixed_weight
         self.consistency = ConsistencyLoss(detach, consistency_mean)
         name = getattr(criterion, 'name', None) or getattr(criterion, '__name__', type(criterion).__name__)
         if as_mixer(mixer).makes_unknown and not ignores_unknown(criterion, model.num_classes):
@@ -217,8 +228,9 @@ class SpliceMixTask(TrainingTask):
             if input_size is not None:
                 self.trainable_module.feature_map = check_consistency(model, input_size)
         if self.verbose:
-            consistency = f', consistency weight {consistency_weight:g}' if consistency_weight else ''
-            _logger.info(f'{type(self).__name__}: {name}, {mixer or "no mixing"}{consistency}')
+            weights = f', weight of mixed images {mixed_weight:g}' if mixed_weight != 1 else ''
+            weights += f', consistency weight {consistency_weight:g}' if consistency_weight else ''
+            _logger.info(f'{type(self).__name__}: {name}, {mixer or "no mixing"}{weights}')
             if isinstance(mixer, SpliceMix) and self.trainable_module.feature_map is not None:
                 _warn_about_coarse_cells(mixer, self.trainable_module.feature_map)
 
@@ -324,10 +336,10 @@ class SpliceMixTask(TrainingTask):
         logits, part_logits, *aux = self.trainable_module(input, plan if self.consistency_weight else None)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         mixer.remember(input, target, logits)
-        task_loss = self.criterion(logits, target)
+        task_loss = self._task_loss(logits, target, plan.num_regular)
         result = {'loss': task_loss, 'output': logits[:plan.num_regular], 'task_loss': task_loss.detach()}
         if aux:
-            result.update(self._head_losses(task_loss, aux[0], target))
+            result.update(self._head_losses(task_loss, aux[0], target, plan.num_regular))
         if self.consistency_weight:
             if part_logits is None:
                 consistency = logits.new_zeros(())
@@ -338,14 +350,25 @@ class SpliceMixTask(TrainingTask):
             result['consistency_loss'] = consistency.detach()
         return result
 
+    def _task_loss(self, logits: torch.Tensor, target: torch.Tensor, num_regular: int) -> torch.Tensor:
+        """The criterion: the weighted mean of its values for regular and mixed images, unless all weights are 1."""
+        num_mixed = len(logits) - num_regular
+        if self.mixed_weight == 1 or not num_regular or not num_mixed:
+            return self.criterion(logits, target)
+        regular = self.criterion(logits[:num_regular], target[:num_regular])
+        mixed = self.criterion(logits[num_regular:], target[num_regular:])
+        share = self.mixed_weight * num_mixed / (num_regular + self.mixed_weight * num_mixed)
+        return (1 - share) * regular + share * mixed
+
     def _head_losses(
             self,
             task_loss: torch.Tensor,
             aux: dict[str, torch.Tensor],
             target: torch.Tensor,
+            num_regular: int,
     ) -> dict[str, torch.Tensor]:
         """The loss with the head's own losses, and these by name."""
         aux = {name: value if value.dtype == torch.float64 else value.float() for name, value in aux.items()}
         head = self.get_eval_model(self.trainable_module).get_classifier()
-        loss, terms = head.losses(task_loss, aux, lambda logits: self.criterion(logits, target))
+        loss, terms = head.losses(task_loss, aux, lambda logits: self._task_loss(logits, target, num_regular))
         return {'loss': loss, **{f'{name}_loss': value.detach() for name, value in terms.items()}}

@@ -110,8 +110,8 @@ def create_run(
     loaders = create_loaders(args, train_set, val_set, info.data_config, step)
 
     # Task: mix -> model -> head -> loss
-    settings['splicemix_grids'] = set_auto_grids(
-        args, info.data_config['input_size'], model, checkpoint and checkpoint[1])
+    set_auto_grids(args, info.data_config['input_size'], model, checkpoint and checkpoint[1])
+    settings.update(splicemix_grids=args.splicemix_grids, splicemix_weight=args.splicemix_weight)
     mixer = create_mixer(args, num_classes=model.num_classes, seed=args.seed, class_names=info.class_names)
     criterion = create_criterion(args, multi_label, model.num_classes, train_set)
     task = create_task(args, model, criterion, mixer, info.data_config['input_size'], step)

@@ -145,6 +145,7 @@ class TrainScript:
         resumed = read_checkpoint(args.resume) if args.resume and Path(args.resume).is_file() else None
         model, self.info = create_model_and_info(args, self.train_set, self.step, resumed)
         self.script_args.splicemix_grids = set_auto_grids(args, self.info.data_config['input_size'], model, resumed)
+        self.script_args.splicemix_weight = args.splicemix_weight
         self.frozen = freeze_modules(model, args.freeze)
         return model
 
@@ -207,7 +208,7 @@ class TrainScript:
         return self.run_epoch(epoch, model, loader, *rest, **kwargs)
 
     def _complete_folder(self, folder: Path) -> None:
-        """Write what the script lacks: the split of the data, and in args.yaml the grids that 'auto' stands for."""
+        """Write what the script lacks: the split of the data, and in args.yaml what 'auto' stands for."""
         partition = getattr(self.train_set, 'partition', None)
         if partition is not None:
             write_partition(partition, folder / PARTITION)
@@ -215,6 +216,7 @@ class TrainScript:
         settings = read_yaml(path) if path.is_file() else {}
         if is_auto(settings.get('splicemix_grids')):
             settings['splicemix_grids'] = self.script_args.splicemix_grids
+            settings['splicemix_weight'] = self.script_args.splicemix_weight
             write_text(dump_args(argparse.Namespace(**settings)), path)
 
     def _before_step(self, task: SpliceMixTask, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:

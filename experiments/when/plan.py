@@ -10,7 +10,15 @@ BATCH_SIZE = 32
 SEARCH_SEED = 100  # of images and weights in the search of the learning rate; no reported run shares them
 PLAIN = 'plain'
 ARMS = {PLAIN: 'Plain', 'splicemix': 'SpliceMix', 'splicemix-cl': 'SpliceMix-CL'}
+# The same with less weight for mixed images, in some settings
+QUARTER = '-quarter'
+WEIGHTED_ARMS = {f'{arm}{QUARTER}': f'{ARMS[arm]}, weight 0.25' for arm in ARMS if arm != PLAIN}
 ARM_COSTS = {PLAIN: 1., 'splicemix': 1.22, 'splicemix-cl': 1.25}  # core time relative to the plain arm
+
+
+def without_weight(arm: str) -> str:
+    """The arm with weight 1, whose learning rate an arm has."""
+    return arm.removesuffix(QUARTER)
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,8 @@ class Recipe:
     def arm_flags(self, arm: str) -> list[str]:
         """Flags of train.py that an arm adds."""
         grids = [] if arm == PLAIN else ['--splicemix-grids', self.grids]
-        return [*grids, '--splicemix-cl'] if arm == 'splicemix-cl' else grids
+        consistency = ['--splicemix-cl'] if without_weight(arm) == 'splicemix-cl' else []
+        return [*grids, *consistency, *(['--splicemix-weight', '0.25'] if arm in WEIGHTED_ARMS else [])]
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ class Run:
     Args:
         setting: Its setting.
         images: Number of training images.
-        arm: Its arm, a key of `ARMS`.
+        arm: Its arm, a key of `ARMS` or `WEIGHTED_ARMS`.
         seed: Seed of the training images, of the first weights and of the order of batches.
         lr: Learning rate.
     """
@@ -139,7 +148,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """Planned core time in seconds."""
-        return self.setting.seconds * ARM_COSTS[self.arm]
+        return self.setting.seconds * ARM_COSTS[without_weight(self.arm)]
 
     @property
     def is_search(self) -> bool:
@@ -156,16 +165,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Block:
-    """ Runs of all arms that follow each other in the queue.
+    """ Runs that follow each other in the queue.
 
     Args:
         setting: Name of the setting.
         images: Numbers of training images.
         seeds: Seeds; all runs of a seed come before those of the next one.
+        arms: Arms.
     """
     setting: str
     images: tuple[int, ...]
     seeds: tuple[int, ...]
+    arms: tuple[str, ...] = tuple(ARMS)
 
 
 @dataclass(frozen=True)
@@ -185,8 +196,11 @@ ORDER = (
     Block('narrow-12x12', (400, 2000), (0, 1, 2)),
     Search(SHUFFLENET),
     Block('voc-160-shufflenet', (300, 600), (0,)),
-    Block('narrow-3x3', (400, 2000), (0,)),
+    Block('narrow-12x12', (200,), (0, 1, 2), (*ARMS, *WEIGHTED_ARMS)),
+    Block('narrow-12x12', (2000,), (0, 1, 2), tuple(WEIGHTED_ARMS)),
+    Block('voc-160-shufflenet', (300,), (0,), tuple(WEIGHTED_ARMS)),
     Block('voc-160-shufflenet', (300, 600), (1, 2)),
+    Block('narrow-3x3', (400, 2000), (0,)),
     Block('voc-160', (300,), (0,)),
     Block('narrow-3x3', (400, 2000), (1, 2)),
     Block('voc-160-shufflenet-bn', (300,), (0,)),
@@ -214,7 +228,7 @@ def chosen_rate(recipe: Recipe, arm: str, scores: Mapping[str, float]) -> Option
         arm: The arm.
         scores: mAP of each finished run, by its name.
     """
-    runs = search_runs(recipe, arm)
+    runs = search_runs(recipe, without_weight(arm))
     if len(runs) == 1:
         return runs[0].lr
     if any(run.name not in scores for run in runs):
@@ -236,12 +250,12 @@ def runs_in_order(scores: Mapping[str, float], assume: bool = False) -> Iterator
         else:
             setting = SETTINGS[block.setting]
             rates = {}
-            for arm in ARMS:
+            for arm in block.arms:
                 rate = chosen_rate(setting.recipe, arm, scores)
                 rates[arm] = rate or (setting.recipe.rates[1] if assume else None)
             found = [
                 Run(setting, images, arm, seed, rates[arm])
-                for seed in block.seeds for images in block.images for arm in ARMS if rates[arm] is not None]
+                for seed in block.seeds for images in block.images for arm in block.arms if rates[arm] is not None]
         for run in found:
             if run.name not in seen:
                 seen.add(run.name)
@@ -260,7 +274,7 @@ def find_run(name: str) -> Run:
         if isinstance(block, Block):
             runs = [
                 Run(SETTINGS[block.setting], images, arm, seed, lr)
-                for images in block.images for seed in block.seeds for arm in ARMS for lr in recipe.rates]
+                for images in block.images for seed in block.seeds for arm in block.arms for lr in recipe.rates]
         for run in runs:
             if run.name == name:
                 return run

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Iterable, Optional, Sequence
 
 import numpy as np
-from plan import ARMS, PLAIN, SEARCH_SEED, SETTINGS, chosen_rate, search_runs
+from plan import ARMS, PLAIN, SEARCH_SEED, SETTINGS, WEIGHTED_ARMS, chosen_rate, search_runs, without_weight
 from queue_runs import HERE, RECORDS, SAMPLES, read_finished, read_lines, scores_of
 
 VOC_RECORDS = HERE.parent / 'voc' / 'records'
@@ -212,6 +212,23 @@ def summary_table(cells: Sequence[Cell]) -> str:
     return format_table(head, [row for _, row in sorted(rows, key=lambda row: -row[0])])
 
 
+def weight_table(cells: Sequence[Cell]) -> str:
+    """Gains with and without less weight for mixed images, of the seeds that have both; '' if there are none."""
+    rows = []
+    for cell, place in itertools.product(cells, PLACES):
+        row = []
+        for arm in WEIGHTED_ARMS:
+            seeds = [seed for seed in cell.seeds(arm) if cell.values(arm, place)]
+            for each in (without_weight(arm), arm):
+                row.append(mean_and_std([cell.gain(each, place, seed) for seed in seeds], sign='+'))
+        if row.count('-') < len(row):
+            gap = statistics.mean(cell.gap(seed) for seed in cell.seeds(PLAIN))
+            seeds = str(len(cell.seeds(next(iter(WEIGHTED_ARMS)))))
+            rows.append([cell.title, f'{cell.images:,}', f'{gap:.1f}', seeds, PLACES[place], *row])
+    arms = [title for arm, weighted in WEIGHTED_ARMS.items() for title in (ARMS[without_weight(arm)], weighted)]
+    return format_table(['setting', 'images', 'gap', 'seeds', 'mAP on', *arms], rows) if rows else ''
+
+
 def best_threshold(points: Sequence[tuple[float, float]]) -> float:
     """ The threshold of a predictor above which gains are positive most reliably.
 
@@ -329,6 +346,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     print(f'\n## Learning rates\n\n{rate_table(finished)}')
     for place, title in PLACES.items():
         print(f'\n## mAP on {title}\n\n{gain_table(cells, place, samples)}')
+    weights = weight_table(cells)
+    if weights:
+        print(f'\n## Less weight for mixed images\n\n{weights}')
     lines = rule_lines(cells)
     if lines:
         print('\n## Does the gap predict the gain?\n\n' + '\n'.join(lines))

@@ -8,10 +8,10 @@ from ..errors import UsageError
 from ..heads import head_options, list_heads
 from ..loss import LOSSES, MEANS, PARTIAL, REDUCTIONS, loss_parameters
 from ..metrics import PRESETS
-from ..mix import SpliceMix, SpliceWith, choose_grids, find_classes, is_auto
+from ..mix import AUTO_WEIGHT, SpliceMix, SpliceWith, choose_grids, find_classes, is_auto
 from .config import KwargsAction
 from .timm import add_ema_args, add_input_args, add_timm_train_args, add_timm_validate_args
-from .types import at_least, integer, number, number_or, open_fraction, probability
+from .types import above, at_least, integer, number, number_or, open_fraction, probability
 
 EXPORTS = ('onnx', 'pt2', 'torchscript', 'safetensors')
 _PRESETS = (
@@ -177,6 +177,9 @@ def _add_splicemix_training_args(add: Any) -> None:
         help='let the SpliceMix-CL loss update the predictions of source images too')
     add('--splicemix-cl-mean', choices=MEANS, default='visible',
         help='divide the SpliceMix-CL loss by the visible cells, or by all cells as the reference code of the paper')
+    add('--splicemix-weight', type=above(0.), metavar='WEIGHT',
+        help='weight of a mixed image in the loss, relative to a regular one; below 1, mixing costs less where a model '
+             f'does not overfit, and gains less where it does (default: 1, with --splicemix-grids auto: {AUTO_WEIGHT})')
     add('--splicemix-off-epoch', type=at_least(0), default=0, metavar='N',
         help='epoch to stop splicing at, 0 for never')
 

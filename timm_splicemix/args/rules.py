@@ -41,7 +41,7 @@ _NEEDS = {
     'torchcompile_mode': ('torchcompile',),
     **dict.fromkeys(
         [f'splicemix_{name}' for name in (
-            'all', 'batch', 'cl', 'drop_prob', 'mode', 'off_epoch', 'prob', 'ratio', 'unknown')],
+            'all', 'batch', 'cl', 'drop_prob', 'mode', 'off_epoch', 'prob', 'ratio', 'unknown', 'weight')],
         ('splicemix_grids',)),
 }
 _METRICS = ('CP', 'CR', 'CF1', 'OP', 'OR', 'OF1')

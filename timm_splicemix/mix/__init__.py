@@ -1,5 +1,5 @@
 """ Mixers: how the images and labels of a batch are combined """
-from .auto import AUTO_GRIDS, GridChoice, cell_size, choose_grids, coarse_grids, is_auto
+from .auto import AUTO_GRIDS, AUTO_WEIGHT, GridChoice, cell_size, choose_grids, coarse_grids, is_auto
 from .base import Mixer, Plan, as_mixer
 from .grid import Grid, parse_grids
 from .pairs import (
@@ -19,7 +19,7 @@ from .splicemix import (
 from .union import LabelUnion, find_classes
 
 __all__ = [
-    'AUTO_GRIDS', 'Grid', 'GridChoice', 'LabelUnion', 'MixPlan', 'Mixer', 'Mixup', 'PairPlan', 'Plan',
+    'AUTO_GRIDS', 'AUTO_WEIGHT', 'Grid', 'GridChoice', 'LabelUnion', 'MixPlan', 'Mixer', 'Mixup', 'PairPlan', 'Plan',
     'RecursiveMix', 'RecursivePlan', 'ResizeMix', 'SpliceMix', 'SpliceRecord', 'SpliceWith', 'as_mixer', 'cell_size',
     'choose_grids', 'coarse_grids', 'find_classes', 'is_auto', 'parse_grids', 'sample_record', 'splice',
     'split_cells']

@@ -9,6 +9,9 @@ Size = tuple[int, int]  # height and width
 AUTO = 'auto'
 # The grids of the paper, with the weights of its reference code, from the largest cells to the smallest
 AUTO_GRIDS = parse_grids('1x2@0.3,2x2@0.4,2x3@0.3')
+# Weight of mixed images in the loss. In experiments/when it keeps most of the gain on few images, and loses nothing on
+# many images, where weight 1 does.
+AUTO_WEIGHT = 0.25
 
 # A cell has at least this height and width in a mixed image. The smallest cells that were measured have 43 px (VOC
 # study, 2x3 at 128 px) and 48 px (shapes, 2x2 at 96 px): the limit only excludes what nobody has tried.

@@ -302,7 +302,8 @@ def create_task(
         model, criterion, mixer,
         consistency_weight=args.splicemix_cl or (args.recursivemix_cl if args.recursivemix else 0.),
         detach=not args.splicemix_cl_no_detach, consistency_mean=args.splicemix_cl_mean, input_size=input_size,
-        device=step.device, dtype=step.image_dtype, verbose=step.is_primary)
+        device=step.device, dtype=step.image_dtype, verbose=step.is_primary,
+        mixed_weight=1. if args.splicemix_weight is None else args.splicemix_weight)
     task.to(step.device)
     if args.model_ema:
         task.setup_ema(

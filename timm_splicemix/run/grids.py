@@ -1,11 +1,11 @@
-""" `--splicemix-grids auto`: grids for the image size and the feature map of a run """
+""" `--splicemix-grids auto`: grids for the image size and the feature map of a run, and a weight of mixed images """
 import argparse
 import logging
 from typing import Any, Optional, Sequence
 
 from torch import nn
 
-from ..mix import GridChoice, choose_grids, is_auto
+from ..mix import AUTO_WEIGHT, GridChoice, choose_grids, is_auto
 from ..models import describe_features
 from ..models.feature_map import NoFeatureMap, model_name
 
@@ -20,25 +20,32 @@ def set_auto_grids(
 ) -> str:
     """ Replace --splicemix-grids auto by grids, with one log line; other grids stay as they are.
 
+    With a model, this also sets --splicemix-weight, unless the user did.
+
     Args:
         args: Flags; changed in place.
         input_size: (channels, height, width) of the images.
         model: The model, on its device; without a model, only the image size counts.
-        resumed: Content of the checkpoint to resume, whose grids are kept.
+        resumed: Content of the checkpoint to resume, whose grids and weight are kept.
 
     Returns:
         The grids.
     """
     if not is_auto(args.splicemix_grids):
         return args.splicemix_grids
-    saved = _saved_grids(resumed)
+    saved = _saved_args(resumed)
     if saved:
-        args.splicemix_grids = saved
-        _logger.info(f'Using --splicemix-grids {saved} for auto: these are the grids of the resumed run.')
-        return saved
+        args.splicemix_grids = grids = str(saved['splicemix_grids'])
+        args.splicemix_weight = getattr(args, 'splicemix_weight', None) or saved.get('splicemix_weight')
+        _logger.info(f'Using --splicemix-grids {grids} for auto: these are the grids of the resumed run.')
+        return grids
     choice, remark = _choose(input_size, model)
     args.splicemix_grids = str(choice)
-    message = f'Using --splicemix-grids {choice} for auto: {choice.reason}{remark}.'
+    weight = ''
+    if model is not None and _takes_weight(args):
+        args.splicemix_weight = AUTO_WEIGHT
+        weight = f' and --splicemix-weight {AUTO_WEIGHT:g}'
+    message = f'Using --splicemix-grids {choice}{weight} for auto: {choice.reason}{remark}.'
     if choice.fits:
         _logger.info(message)
     elif not getattr(args, 'rank', 0):
@@ -59,8 +66,16 @@ def _choose(input_size: Sequence[int], model: Optional[nn.Module]) -> tuple[Grid
     return choose_grids(image_size, map_size), ''
 
 
-def _saved_grids(resumed: Optional[dict[str, Any]]) -> str:
-    """The grids of a checkpoint, also of one that timm's script has saved; '' if it has none."""
+def _takes_weight(args: argparse.Namespace) -> bool:
+    """Whether mixed images have no weight yet, and are part of a mean with regular ones, see `SpliceMixTask`."""
+    return (
+        getattr(args, 'splicemix_weight', None) is None and getattr(args, 'loss_reduction', None) != 'sum'
+        and getattr(args, 'splicemix_batch', 'append') not in ('alternate', 'only'))
+
+
+def _saved_args(resumed: Optional[dict[str, Any]]) -> dict[str, Any]:
+    """The flags of a checkpoint, also of one that timm's script has saved; {} if it has no grids."""
     saved = (resumed or {}).get('args') or {}
-    grids = (saved if isinstance(saved, dict) else vars(saved)).get('splicemix_grids') or ''
-    return '' if is_auto(grids) else str(grids)
+    saved = saved if isinstance(saved, dict) else vars(saved)
+    grids = saved.get('splicemix_grids')
+    return saved if grids and not is_auto(grids) else {}
