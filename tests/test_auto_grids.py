@@ -170,9 +170,9 @@ def test_a_run_of_a_config_with_auto_equals_the_run_with_the_grids_that_it_saved
     for settings in (
             yaml.safe_load((whole_run / 'args.yaml').read_text()),
             torch.load(whole_run / 'last.pth.tar', weights_only=True)['args']):
-        assert settings['splicemix_grids'] == chosen
-    listed = train(
-        data, tmp_path, '--splicemix-grids', chosen, '--splicemix-mode', 'elem', *FINE_MAP, '--gp', 'max')
+        assert (settings['splicemix_grids'], settings['splicemix_weight']) == (chosen, AUTO_WEIGHT)
+    flags = '--splicemix-grids', chosen, '--splicemix-weight', AUTO_WEIGHT, '--splicemix-mode', 'elem'
+    listed = train(data, tmp_path, *flags, *FINE_MAP, '--gp', 'max')
     assert_same_weights(whole_run / 'last.pth.tar', listed / 'last.pth.tar')
 
 

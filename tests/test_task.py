@@ -55,10 +55,12 @@ def tiny_model(dtype=torch.float32, seed=0, **kwargs):
     return TinyModel(**kwargs).to(dtype)
 
 
-def make_task(model=None, grids='2x2', ratio=0.5, consistency_weight=0., detach=True, input_size=None, **mixer_kwargs):
+def make_task(model=None, grids='2x2', ratio=0.5, consistency_weight=0., detach=True, input_size=None, mixed_weight=1.,
+              **mixer_kwargs):
     mixer = SpliceMix(grids, ratio=ratio, **mixer_kwargs)
     return SpliceMixTask(
-        model or tiny_model(), BCE, mixer, consistency_weight, detach=detach, input_size=input_size, verbose=False)
+        model or tiny_model(), BCE, mixer, consistency_weight, detach=detach, input_size=input_size, verbose=False,
+        mixed_weight=mixed_weight)
 
 
 def next_plan(task, batch_size, epoch=0, step=0):
@@ -104,12 +106,14 @@ def test_the_task_loss_is_that_of_regular_and_mixed_images_alike():
     assert not result['task_loss'].requires_grad and 'consistency_loss' not in result
 
 
-@pytest.mark.parametrize('batch, regular', [('append', 8), ('fixed', 6)])
+@pytest.mark.parametrize('batch', ['append', 'fixed'])
 @pytest.mark.parametrize('weight', [0.25, 2.])
-def test_mixed_images_have_their_weight_in_the_loss(weight, batch, regular):
+def test_mixed_images_have_their_weight_in_the_loss(weight, batch):
     task = make_task(grids='1x2,2x2', mode='elem', batch=batch, mixed_weight=weight)
     images, targets = make_batch(8)
     plan = next_plan(task, 8)
+    regular = len(plan.kept)
+    assert 0 < regular < 8 + plan.num_mixed
     mixed = [reference.splice(images, targets, record) for record in plan.records]
     all_images = torch.cat([images[plan.kept], *(part.float() for part, _ in mixed)])
     all_targets = torch.cat([targets[plan.kept], *(part for _, part in mixed)])
@@ -448,11 +452,11 @@ def test_invalid_settings_are_refused_before_training():
     with raises_error('Expected a weight of mixed images above 0, but got 0'):
         make_task(mixed_weight=0)
     for batch in ('alternate', 'only'):
-        with raises_error(f"(--splicemix-weight), but got the batch '{batch}'"):
+        with raises_error(f"but got the batch '{batch}'"):
             make_task(batch=batch, mixed_weight=0.5)
-    with raises_error('Expected a mean as loss to weight mixed images (--splicemix-weight), but got a sum'):
+    with raises_error('Expected a mean as loss to weight mixed images .*, but got a sum'):
         SpliceMixTask(
-            create_model('test_resnet'), torch.nn.BCEWithLogitsLoss(reduction='sum'), SpliceMix('2x2'), mixed_weight=2.)
+            tiny_model(), torch.nn.BCEWithLogitsLoss(reduction='sum'), SpliceMix('2x2'), mixed_weight=2.)
     model = create_model('test_vit', num_classes=5)
     with raises_error('cannot be used for consistency learning: its head reads the class token'):
         make_task(model, consistency_weight=1., input_size=(3, 160, 160))

@@ -68,7 +68,8 @@ def test_every_run_has_the_steps_of_its_setting_and_flags_that_train_accepts():
         assert (args.epochs, args.train_batches_per_epoch, args.batch_size) == (*steps, 32)
         assert args.seed == run.seed
         assert bool(args.splicemix_grids) == (run.arm != 'plain')
-        assert bool(args.splicemix_cl) == (run.arm == 'splicemix-cl')
+        assert bool(args.splicemix_cl) == (plan.without_weight(run.arm) == 'splicemix-cl')
+        assert args.splicemix_weight == (0.25 if run.arm.endswith('-quarter') else None)
         assert plan.find_run(run.name) == run
 
 

@@ -177,9 +177,8 @@ def _add_splicemix_training_args(add: Any) -> None:
         help='let the SpliceMix-CL loss update the predictions of source images too')
     add('--splicemix-cl-mean', choices=MEANS, default='visible',
         help='divide the SpliceMix-CL loss by the visible cells, or by all cells as the reference code of the paper')
-    add('--splicemix-weight', type=above(0.), metavar='WEIGHT',
-        help='weight of a mixed image in the loss, relative to a regular one; below 1, mixing costs less where a model '
-             f'does not overfit, and gains less where it does (default: 1, with --splicemix-grids auto: {AUTO_WEIGHT})')
+    add('--splicemix-weight', type=above(0.), metavar='W',
+        help=f'weight of a mixed image in the loss (default: 1; {AUTO_WEIGHT} with --splicemix-grids auto)')
     add('--splicemix-off-epoch', type=at_least(0), default=0, metavar='N',
         help='epoch to stop splicing at, 0 for never')
 
