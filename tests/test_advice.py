@@ -29,8 +29,8 @@ def advice_for(*flags, losses=OVERFITS, multi_label=True, **kwargs):
 
 def test_a_plain_run_that_overfits_is_advised_to_use_splicemix():
     assert advice_for() == (
-        f'Training loss 0.1, validation loss {OVERFITS[1]:.2g}: the model overfits; SpliceMix (--splicemix-grids auto) '
-        'usually helps here, see docs/when.md.')
+        f'Training loss 0.1, validation loss {OVERFITS[1]:.2g}: the model overfits; SpliceMix (--splicemix-grids auto '
+        '--splicemix-weight 1) usually helps here, see docs/when.md.')
     assert advice_for(losses=(0.1, 0.1 * advice.OVERFITS_ABOVE * 0.99)) is None
     assert advice_for('--loss', 'bce', '--drop', '0.3', '--aa', 'rand-m9') is not None
     assert advice_for(multi_label=False) is not None

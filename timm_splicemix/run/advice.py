@@ -6,7 +6,7 @@ from typing import Optional, Sequence
 from ..args import uses_softmax
 from ..args.ours import LOSS_PARAMETERS
 
-# Validation loss / training loss after the last epoch, above which SpliceMix gained in all recorded runs of
+# Validation loss / training loss after the last epoch, from which on SpliceMix did not lose in any recorded run of
 # experiments/when and of the VOC study; chosen after these were known. docs/when.md lists two exceptions.
 OVERFITS_ABOVE = 3.0
 MIN_EPOCHS = 5  # shorter runs get no advice
@@ -36,8 +36,8 @@ def advise(args: argparse.Namespace, multi_label: bool, rows: Sequence[dict[str,
     if not (is_plain_loss and train > 0 and OVERFITS_ABOVE * train <= val < math.inf):
         return None
     return (
-        f'Training loss {train:.2g}, validation loss {val:.2g}: the model overfits; SpliceMix (--splicemix-grids auto) '
-        'usually helps here, see docs/when.md.')
+        f'Training loss {train:.2g}, validation loss {val:.2g}: the model overfits; SpliceMix (--splicemix-grids auto '
+        '--splicemix-weight 1) usually helps here, see docs/when.md.')
 
 
 def _are_comparable(args: argparse.Namespace, multi_label: bool) -> bool:
