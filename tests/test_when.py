@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -207,7 +208,14 @@ def test_the_documents_have_the_numbers_of_the_records(capsys):
     text = capsys.readouterr().out
     table = text.partition('## Gains by the gap of the plain model\n\n')[2].partition('\n\n')[0]
     assert len(table.splitlines()) > 8
-    assert table in (REPOSITORY / 'docs' / 'when.md').read_text()
+    page = (REPOSITORY / 'docs' / 'when.md').read_text()
+    assert table in page
+    hits = re.findall(r'gap above .*? right in (\d+ of )(\d+) pairs, with each cell left out in (\d+)', text)
+    assert len(hits) == 2
+    for best, pairs, left_out in hits:
+        assert f'{best}{pairs}' in page and f'{left_out} of {pairs}' in page
+    weights = text.partition('## Less weight for mixed images\n\n')[2].partition('\n\n')[0]
+    assert len(weights.splitlines()) > 4 and weights in page
     count = text.partition(' runs')[0]
     assert f'{count} runs' in (FOLDER / 'README.md').read_text()
 
