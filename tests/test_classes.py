@@ -186,6 +186,7 @@ def test_sets_without_a_common_class_are_an_error(tmp_path):
         create_sets(*flags, '--drop-unknown-classes')
 
 
+@pytest.mark.slow
 def test_validation_uses_the_classes_of_the_run(tmp_path, monkeypatch, capsys):
     created = []
     evaluate = Evaluator.evaluate

@@ -80,6 +80,7 @@ def test_a_number_that_is_not_finite_is_refused_with_its_flag(words, capsys):
             assert stop.value.code == 2 and message.count('\n') == 1 and re.search(rf'{flag}\b.*: ', message), message
 
 
+@pytest.mark.slow
 def test_only_the_chosen_command_is_imported(run):
     code = "import sys; from timm_splicemix import cli; cli.main([]); print('timm_splicemix.train' in sys.modules)"
     done = run(sys.executable, '-c', code)

@@ -60,6 +60,7 @@ def holder():
         process.communicate()
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_dead_process_does_not_block(tmp_path, holder):
     process = holder(tmp_path)
     with pytest.raises(FolderInUse, match=f'process {process.pid} on {socket.gethostname()}'):
@@ -72,6 +73,7 @@ def test_the_lock_of_a_dead_process_does_not_block(tmp_path, holder):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_is_not_resumed_and_a_new_run_gets_another_one(data, tmp_path, holder, capsys, caplog):
     folder = train(data, tmp_path, '--epochs', '1')
     before = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -240,6 +240,7 @@ def test_two_processes_share_a_cache_in_memory_that_ends_with_them(tmp_path):
     assert not caches_in_memory()
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_cache_in_memory_for_ever(photos, tmp_path):
     code = [
         'from tests.test_pixel_cache import *', 'import os, signal',

@@ -185,6 +185,7 @@ def test_published_models_are_loaded_by_their_name(place, tmp_path, monkeypatch)
     assert result['metrics'] == json.loads((place / 'run' / 'val' / 'results.json').read_text())['metrics']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kwargs', [{}, {'global_pool': None, 'head': 'csra', 'head_kwargs': {'heads': 2}}])
 def test_training_starts_from_a_published_model(data, tmp_path, kwargs):
     run = write_checkpoint(tmp_path / 'run', class_names=('a', 'b'), **kwargs).parent

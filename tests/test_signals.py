@@ -49,6 +49,7 @@ def test_file_names_are_looked_up_for_errors_only(data, tmp_path, monkeypatch):
     train(data, tmp_path, '--epochs', '1')
 
 
+@pytest.mark.slow
 def test_curves_of_short_epochs_are_drawn_at_the_beginning_and_at_the_end(data, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(trainer, 'draw_curves', lambda rows, path: drawn.append(len(rows)) or True)

@@ -43,6 +43,7 @@ def assert_same_runs(folder, other):
 # --- what a run writes ---
 
 
+@pytest.mark.slow
 def test_a_run_can_be_understood_and_repeated_from_its_output_folder(data, tmp_path):
     folder = train(data, tmp_path, *MIXED)
     names = {path.name for path in folder.iterdir()}
@@ -116,7 +117,7 @@ def test_a_run_without_matplotlib_logs_once_that_it_draws_no_curves(data, tmp_pa
 # --- resuming ---
 
 
-@pytest.mark.parametrize('workers', ['0', '2'])
+@pytest.mark.parametrize('workers', ['0', pytest.param('2', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('epoch, batch', [(0, 1), (1, 2), (2, 3)])
 def test_a_run_stopped_in_an_epoch_resumes_exactly(data, whole_run, tmp_path, caplog, epoch, batch, workers):
     folder = train_until(epoch, batch, data, tmp_path, *EVERYTHING, '-j', workers)
@@ -164,6 +165,7 @@ def test_a_resumed_run_writes_to_the_folder_of_its_checkpoint(data, tmp_path, mo
     assert not (tmp_path / 'output').exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_plateau_schedule_keeps_its_state(data, tmp_path):
     flags = ('--sched', 'plateau', '--patience-epochs', '0', '--epochs', '4', '--eval-metric', 'loss')
     whole = train(data, tmp_path, *flags, name='whole')
@@ -173,6 +175,7 @@ def test_a_resumed_plateau_schedule_keeps_its_state(data, tmp_path):
     assert_same_weights(whole / 'last.pth.tar', stopped / 'last.pth.tar')
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_best_checkpoints(data, tmp_path):
     flags = ('--epochs', '5', '--checkpoint-hist', '2')
     whole = train(data, tmp_path, *flags, name='whole')

@@ -49,6 +49,7 @@ def test_images_of_other_mixers_are_captioned_as_mixed(data, tmp_path, monkeypat
     assert words.startswith('0 regular and 4 mixed images') and len(re.findall(r'#\d \+ #\d', words)) >= 3
 
 
+@pytest.mark.slow
 @shows('log_interval')
 def test_log_lines_appear_at_the_interval(data, tmp_path, caplog):
     caplog.set_level(logging.INFO)
@@ -85,6 +86,7 @@ def test_a_run_resumes_with_or_without_its_optimizer(data, finished):
     assert build(data, '--start-epoch', '4', '--epochs', '5').start_epoch == 4
 
 
+@pytest.mark.slow
 @shows('recovery_interval')
 def test_recovery_checkpoints_are_saved_at_the_interval(data, monkeypatch):
     for flags, expected in ((('--recovery-interval', '3'), [3]), ((), [])):
@@ -103,6 +105,7 @@ def test_recovery_checkpoints_are_saved_at_the_interval(data, monkeypatch):
         assert not list(run.folder.glob('recovery-*'))  # the epoch came to its end
 
 
+@pytest.mark.slow
 @shows('checkpoint_hist', 'eval_metric', 'patience')
 def test_the_best_checkpoints_are_kept_and_a_run_without_progress_stops(data):
     names = ['mAP', 'loss', *(f'{name}{top}' for name in ('CP', 'CR', 'CF1', 'OP', 'OR', 'OF1') for top in ('', '_3'))]

@@ -99,6 +99,7 @@ def test_a_head_trains_exports_and_resumes_on_every_family(data, tmp_path, head,
     check_export(folder, tmp_path / 'exported', 'onnx', 'safetensors')
 
 
+@pytest.mark.slow
 def test_a_resumed_run_needs_no_file_of_class_vectors(data, tmp_path, vectors, capsys):
     flags = [*head_flags('ml-gcn'), '--class-vectors', vectors, '--model-ema']
     whole = train(data, tmp_path, *flags, name='whole')
@@ -117,6 +118,7 @@ def test_a_resumed_run_needs_no_file_of_class_vectors(data, tmp_path, vectors, c
         assert_same_weights(whole / 'last.pth.tar', parts / 'last.pth.tar', key)
 
 
+@pytest.mark.slow
 def test_an_initial_checkpoint_brings_the_side_inputs_of_its_head(data, tmp_path, vectors, capsys):
     flags = head_flags('ml-gcn')
     first = train(data, tmp_path, *flags, '--class-vectors', vectors, name='first')
@@ -149,6 +151,7 @@ def test_activation_maps_need_one_feature_map(head):
     assert PositionHead.of(model, size_of(head))(features).shape[:2] == (1, model.num_classes)
 
 
+@pytest.mark.slow
 def test_validate_export_and_maps_work_from_the_checkpoint_alone(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = train(data, tmp_path, *head_flags('ml-gcn'), '--backbone-lr-scale', '0.1', '--freeze', 'conv1')
@@ -182,6 +185,7 @@ def test_weights_of_another_data_set_start_the_backbone(data, tmp_path):
     assert torch.equal(before['conv1.0.weight'], after['conv1.0.weight'])
 
 
+@pytest.mark.slow
 def test_a_published_model_brings_its_head_unless_flags_set_another(data, tmp_path):
     first = train(data, tmp_path, *head_flags('csra'), name='first')
     export([str(first), '--format', 'safetensors', '--output', str(tmp_path / 'exported')])

@@ -145,6 +145,7 @@ def test_a_split_that_lacks_a_class_has_the_classes_of_the_checkpoint(place, tmp
     assert 'cat' in caplog.text
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_digits_of_one(run, place, tmp_path, plots):
     flags = ['--eval-sizes', '24', '--thresholds', 'tune', '--tune-split', 'test', '--tta', 'flip']
     write_checkpoint(tmp_path / 'run')

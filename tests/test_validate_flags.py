@@ -169,6 +169,7 @@ def test_a_file_chooses_outputs(place, score, tmp_path):
 
 # Labels
 
+@pytest.mark.slow
 @shows('train_ann', 'val_ann', 'train_images', 'val_images', 'class_order', 'keep_unlabelled')
 def test_annotations_of_coco_are_read_as_asked(score, tmp_path):
     write_coco(tmp_path, 'images', file='mine.json')

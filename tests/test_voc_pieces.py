@@ -30,6 +30,7 @@ def test_all_parts_equal_plain_loops(model):
     assert all(value < 1e-4 for value in found.values()) and found['labels'] == found['regular images'] == 0
 
 
+@pytest.mark.slow
 def test_a_wrong_part_is_detected(model, monkeypatch):
     apply, split_cells, loss = tsm.SpliceMix.apply, tsm.split_cells, tsm.consistency_loss
     monkeypatch.setattr(tsm.SpliceMix, 'apply', lambda *args: tuple(part.flip(0) for part in apply(*args)))

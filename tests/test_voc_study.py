@@ -170,6 +170,7 @@ def test_at_the_time_limit_runs_are_asked_to_save_and_the_next_call_resumes(stud
         assert [row['epoch'] for row in csv.DictReader(file)] == ['0', '1']
 
 
+@pytest.mark.slow
 def test_a_run_that_outlives_a_killed_study_is_left_alone(study, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('HANGS', 'baseline-seed0')
     script = (
