@@ -111,7 +111,7 @@ SETTINGS = {setting.name: setting for setting in (
     Setting('quickstart-100', 'shapes, 12x12 map (quickstart)', SHAPES, 96, 65),
     Setting('quickstart-70', 'shapes, wider model, 12x12 map, 420 steps', SHAPES, 96, 90),
     Setting('voc-160', 'VOC, lite0, 160 px', LITE0, 160, 420, ('--freeze-bn', *_FREEZE_STAGES), **_LITE0_STEPS),
-    # All stages are trained, with batch statistics. Each of the three settings after it changes one thing.
+    # All stages are trained, with batch statistics. Each of the four settings after it changes one thing.
     Setting('voc-160-shufflenet', _SHUFFLENET_TITLE, SHUFFLENET, 160, 210, **_SHUFFLENET_STEPS),
     Setting(
         'voc-160-shufflenet-bn', f'{_SHUFFLENET_TITLE}, frozen statistics', SHUFFLENET, 160, 210, ('--freeze-bn',),
@@ -119,6 +119,9 @@ SETTINGS = {setting.name: setting for setting in (
     Setting(
         'voc-160-shufflenet-stages', f'{_SHUFFLENET_TITLE}, frozen first stages', SHUFFLENET, 160, 150,
         ('--freeze', 'conv1', 'stage2'), **_SHUFFLENET_STEPS),
+    Setting(
+        'voc-160-shufflenet-long', f'{_SHUFFLENET_TITLE}, 1,500 steps', SHUFFLENET, 160, 630,
+        **{**_SHUFFLENET_STEPS, 'epochs': 30}),
     Setting(
         'voc-224-shufflenet', 'VOC, ShuffleNetV2 x0.5, 224 px', SHUFFLENET, 224, 380, **_SHUFFLENET_STEPS),
 )}
@@ -204,14 +207,17 @@ ORDER = (
     Block('voc-160-shufflenet', (300,), (1, 2)),
     Block('voc-160-shufflenet', (300,), (0,), tuple(WEIGHTED_ARMS)),
     Block('voc-160-shufflenet', (600,), (1, 2)),
+    Block('voc-160-shufflenet-long', (300,), (0,)),
+    Block('voc-160', (300,), (1, 2)),
     Block('narrow-3x3', (400, 2000), (1, 2)),
     Block('voc-160-shufflenet-bn', (300,), (0,)),
     Block('voc-160-shufflenet-stages', (300,), (0,)),
     Block('narrow-12x12', (800,), (0, 1, 2)),
-    Block('voc-224-shufflenet', (300,), (0,)),
     Block('voc-160', (600,), (0,)),
+    Block('voc-224-shufflenet', (300,), (0,)),
+    Block('voc-160-shufflenet-long', (300,), (1, 2)),
     Block('narrow-3x3', (200, 800), (0, 1, 2)),
-    Block('voc-160', (300, 600), (1, 2)),
+    Block('voc-160', (600,), (1, 2)),
     Block('voc-160-shufflenet', (2500,), (0, 1, 2)),
 )
 
