@@ -210,14 +210,14 @@ ORDER = (
     Block('voc-160-shufflenet-long', (300,), (0,)),
     Block('voc-160', (300,), (1, 2)),
     Block('narrow-3x3', (400, 2000), (1, 2)),
+    Block('voc-160-shufflenet-long', (300,), (1, 2), (PLAIN, 'splicemix')),
     Block('voc-160-shufflenet-bn', (300,), (0,)),
     Block('voc-160-shufflenet-stages', (300,), (0,)),
     Block('narrow-12x12', (800,), (0, 1, 2)),
-    Block('voc-160', (600,), (0,)),
     Block('voc-224-shufflenet', (300,), (0,)),
     Block('voc-160-shufflenet-long', (300,), (1, 2)),
+    Block('voc-160', (600,), (0, 1, 2)),
     Block('narrow-3x3', (200, 800), (0, 1, 2)),
-    Block('voc-160', (600,), (1, 2)),
     Block('voc-160-shufflenet', (2500,), (0, 1, 2)),
 )
 
