@@ -120,8 +120,8 @@ SETTINGS = {setting.name: setting for setting in (
         'voc-160-shufflenet-long-bn', f'{_SHUFFLENET_TITLE}, 1,500 steps, frozen statistics', SHUFFLENET, 160, 630,
         ('--freeze-bn',), **_LONG_STEPS),
     Setting(
-        'voc-160-shufflenet-long-stages', f'{_SHUFFLENET_TITLE}, 1,500 steps, frozen first stages', SHUFFLENET, 160, 450,
-        ('--freeze', 'conv1', 'stage2'), **_LONG_STEPS),
+        'voc-160-shufflenet-long-stages', f'{_SHUFFLENET_TITLE}, 1,500 steps, frozen first stages', SHUFFLENET, 160,
+        450, ('--freeze', 'conv1', 'stage2'), **_LONG_STEPS),
     Setting(
         'voc-224-shufflenet', 'VOC, ShuffleNetV2 x0.5, 224 px', SHUFFLENET, 224, 380, **_SHUFFLENET_STEPS),
 )}
