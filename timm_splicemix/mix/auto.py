@@ -19,8 +19,8 @@ MIN_CELL_PIXELS = 32
 # And this height and width on the feature map. In the VOC study, all three grids together gain at 224 px, where cells
 # of 2x3 have 3 x 2 positions, and lose at 128 px, where they have 2 x 1; 1x2 alone, with 4 x 2, does not lose there.
 MIN_CELL_POSITIONS = 2
-# SpliceMix-CL warns about cells with fewer positions in height or width; 1 never warns. In experiments/when it is 4 to 7
-# mAP behind SpliceMix where cells have one position (3x3 map), and 2 to 3 with a 12x12 map.
+# SpliceMix-CL warns about cells with fewer positions in height or width; 1 never warns. In experiments/when it is 4 to
+# 7 mAP behind SpliceMix where cells have one position (3x3 map), and 2 to 3 with a 12x12 map.
 CL_WARNS_BELOW = 2
 
 
